@@ -124,11 +124,7 @@ def ring_steps(rank: int, members: int, size: int) -> list[RingStep]:
 
 
 def pieces(step: int, elements: range, most: int) -> Iterator[Span]:
-    """Cut the elements of a step into pieces of at most `most`.
-
-    >>> list(pieces(0, range(0, 5), 2))
-    [Span(step=0, start=0, stop=2), Span(step=0, start=2, stop=4), Span(step=0, start=4, stop=5)]
-    """
+    """Cut the elements of a step into pieces of at most `most`."""
     for start in range(elements.start, elements.stop, most):
         yield Span(step, start, min(start + most, elements.stop))
 
@@ -148,15 +144,8 @@ class RingPeer:
     ----------
     ticket : Ticket
         The parameter server, whose secret and TLS protect the connections between trainers, too.
-    environment : Environment
-        Makes connections.
     check : callable
         Called now and then in a wait; it raises an error if the trainer is to stop.
-
-    Attributes
-    ----------
-    address : (str, int)
-        Where the peer listens.
     """
 
     def __init__(self, ticket: Ticket, environment: Environment, check: Callable[[], None]):
@@ -193,7 +182,6 @@ class RingPeer:
             self._endpoint.submit(connection.resume)
 
     def send(self, step: int, start: int, content: memoryview) -> None:
-        """Send bytes of the array to the next member."""
         assert self._channel is not None
         assert self._round is not None
         piece = RingPiece(self._round, step, start, len(content))
@@ -238,7 +226,6 @@ class RingPeer:
         self._hang_up()
 
     def end(self, number: int, result: np.ndarray | None) -> None:
-        """The round has ended, with this result."""
         with self._news:
             self._round, self._arrived = None, {}
             self._ended.append(number)
@@ -269,7 +256,6 @@ class RingPeer:
         return result
 
     def close(self) -> None:
-        """Close all connections; the thread ends."""
         self._hang_up()
         self._endpoint.stop()
 
@@ -348,10 +334,6 @@ class RingAllreduce:
 
     Parameters
     ----------
-    trainer : int
-        Its number.
-    peer : RingPeer
-        Its connections to other trainers.
     meet : callable
         The controller's allgather, (call, bytes) -> all bytes, which all trainers join.
     patience : float

@@ -93,13 +93,6 @@ def row_count(partition: Partition) -> int | None:
     ------
     InputError
         The parts of a tuple or dict have different numbers of rows.
-
-    Examples
-    --------
-    >>> row_count((np.zeros((3, 2)), np.zeros(3)))
-    3
-    >>> row_count({"user": ["a", "b"], "rating": np.zeros(2)})
-    2
     """
     parts = _parts(_tuple_if_aligned(partition))
     counts = [part.rows for part in parts]
@@ -129,11 +122,6 @@ def counted_rows(partition: Partition, purpose: str) -> int:
     ------
     InputError
         It has no rows, or its parts have different numbers of rows.
-
-    Examples
-    --------
-    >>> counted_rows((np.zeros((3, 2)), np.zeros(3)), "batch_size=2")
-    3
     """
     count = row_count(partition)
     if count is None:
@@ -217,13 +205,6 @@ class TakenRows:
     ----------
     take : callable
         What :func:`taker` has made of a partition.
-    numbers : ndarray of int
-        The rows of the partition.
-
-    Examples
-    --------
-    >>> made(TakenRows(taker(np.array([5.0, 6.0, 7.0])), np.array([2, 0])))
-    array([7., 5.])
     """
 
     __slots__ = ("numbers", "take")
@@ -396,17 +377,12 @@ class EpochRows:
 
     Parameters
     ----------
-    partitions : sequence
-        The trainer's partitions.
     batch_size : int, optional
         Rows in a batch; None: those of a whole partition.
     shuffle : {None, "rows", "batches"}
         What gets another order in each epoch: nothing, the batches, or the rows of each partition and the batches.
     fraction : float
         Which part of each partition's rows an epoch has, chosen at random; at least one row of a partition with rows.
-    seed : int
-    number : int
-        Of the trainer.
 
     Examples
     --------
@@ -461,19 +437,16 @@ class EpochRows:
         return batches
 
     def _chosen(self, count: int) -> int:
-        """How many of the rows of a partition an epoch has."""
         return min(count, max(1, round(self._fraction * count)))
 
 
 def checked_shuffle(shuffle: object) -> str | None:
-    """`shuffle`, if it is one that there is."""
     if (isinstance(shuffle, str) or shuffle is None) and shuffle in SHUFFLES:
         return shuffle
     raise InputError(f"shuffle is 'rows', 'batches' or None, not {shuffle!r}; a seed goes into seed=")
 
 
 def checked_fraction(fraction: object) -> float:
-    """`fraction`, if it is above 0 and not above 1."""
     try:
         part = float(fraction)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -484,7 +457,6 @@ def checked_fraction(fraction: object) -> float:
 
 
 def checked_seed(seed: object) -> int:
-    """`seed`, if it is an integer that is not negative."""
     try:
         number = operator.index(seed)  # type: ignore[arg-type]
     except TypeError:

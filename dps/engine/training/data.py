@@ -79,7 +79,6 @@ class Partitions:
 
         Parameters
         ----------
-        client : distributed.Client
         data : dask collection, sequence of Future or Delayed, or tuple of collections
             A bag, array (in row blocks) or dataframe; a list of futures or delayed values, one for each partition. A
             tuple of collections of equal partitioning, such as ``(X, y)``, gives partitions that are tuples.
@@ -142,7 +141,6 @@ class Partitions:
 
     @property
     def keys(self) -> list[list[Key]]:
-        """The keys of the futures of each partition."""
         return [[future.key for future in row] for row in self.rows]
 
     def taken(self, numbers: Sequence[int]) -> list:
@@ -222,16 +220,7 @@ def threads_outside_servers(client: Client, role: Container[str]) -> dict[str, i
 
 
 def send(client: Client, makers: Iterable[Make], workers: Iterable[str]) -> list[Future]:
-    """Scatter what these functions return, in turn among the workers.
-
-    Examples
-    --------
-    >>> from distributed import Client
-    >>> with Client(processes=False, n_workers=1, dashboard_address=None) as client:
-    ...     (future,) = send(client, [lambda: [1, 2]], client.nthreads())
-    ...     future.result()
-    [1, 2]
-    """
+    """Scatter what these functions return, in turn among the workers."""
     makers = list(makers)
     futures = client.scatter([make() for make in makers], workers=sorted(workers), hash=False)
     _makers.update(zip(futures, makers, strict=True))
@@ -362,7 +351,6 @@ def chosen(client: Client, data: Data, columns: Columns, role: set[str]) -> Data
 
     Parameters
     ----------
-    client : distributed.Client
     data : DataFrame of Dask, pandas, polars or Arrow, dict of columns, or list of frames
         The frames of a list are partitions, in memory, delayed or futures.
     columns
@@ -463,15 +451,7 @@ class Shares:
         self._before: OrderedDict[str, list[list[int]]] = OrderedDict()  # the one used least recently comes first
 
     def of(self, keys: Sequence[object], holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
-        """The assignment of before, unless more partitions would lie at their trainers with that of :func:`share`.
-
-        Parameters
-        ----------
-        keys : sequence
-            What the partitions are known by.
-        holders, slots
-            As for :func:`share`.
-        """
+        """The assignment of before, unless more partitions would lie at their trainers with that of :func:`share`."""
 
         def local(shares: list[list[int]]) -> int:
             return sum(slots[n] in holders[part] for n, parts in enumerate(shares) for part in parts)
@@ -489,27 +469,13 @@ class Numbered(Protocol):
     """What is told of a trainer: its number, and those of its partitions."""
 
     @property
-    def number(self) -> int:
-        """Which trainer of the run it is."""
+    def number(self) -> int: ...
 
     partition_numbers: Sequence[int]
 
 
 class ByPartition:
-    """A training function whose result is checked: a list with one result for each of its partitions.
-
-    Parameters
-    ----------
-    function : callable
-        The user's training function.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> trainer = SimpleNamespace(number=0, partition_numbers=[1, 4])
-    >>> ByPartition(lambda trainer, parts: [sum(part) for part in parts])(trainer, [[1, 2], [3]])
-    [3, 3]
-    """
+    """A training function whose result is checked: a list with one result for each of its partitions."""
 
     def __init__(self, function: Function):
         self.function = function

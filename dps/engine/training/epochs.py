@@ -34,15 +34,12 @@ class EpochTrainer(Protocol):
     """What epochs need of a trainer: a :class:`~dps.engine.training.trainer.Trainer`, which imports this file."""
 
     @property
-    def number(self) -> int:
-        """Of the trainer in its run."""
+    def number(self) -> int: ...
 
     @property
-    def clock(self) -> int:
-        """Completed iterations."""
+    def clock(self) -> int: ...
 
-    def allreduce(self, value: npt.ArrayLike, op: str = "sum") -> np.ndarray:
-        """Combine the arrays of all trainers."""
+    def allreduce(self, value: npt.ArrayLike, op: str = "sum") -> np.ndarray: ...
 
     @property
     def iterate(self) -> Callable[..., Iterable[Batch]]:
@@ -75,7 +72,6 @@ class EpochRule(NamedTuple):
 
 
 def checked_rule(tol: object, patience: object) -> EpochRule:
-    """The rule of `tol` and `patience`, if they make one."""
     try:
         number = operator.index(patience)  # type: ignore[arg-type]
     except TypeError:
@@ -299,7 +295,6 @@ class Epochs:
 
 
 def as_number(name: str, value: SupportsFloat) -> float:
-    """A loss or weight as a float."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:

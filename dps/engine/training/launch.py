@@ -76,11 +76,9 @@ class RunOptions:
             raise InputError("reassign=True leases the batches of one caller's data: it cannot be part of a run (run=)")
 
     def wrapped(self, function: Callable) -> Callable:
-        """The training function as the trainers call it."""
         return ByPartition(function) if self.by == "partition" else function
 
     def listed(self, results: list[Result], shares: list[list[int]]) -> list[Result]:
-        """The trainers' results as the caller gets them, given the partitions of each trainer."""
         return by_partition(results, shares) if self.by == "partition" else results
 
 

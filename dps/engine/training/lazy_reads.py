@@ -27,12 +27,7 @@ CHANGES = {
 
 
 class ReadingClient:
-    """What the handles of a task go through: the calls of a client that change nothing.
-
-    Parameters
-    ----------
-    client : Client
-    """
+    """What the handles of a task go through: the calls of a client that change nothing."""
 
     def __init__(self, client: Client):
         self.ticket, self._client = client.ticket, client
@@ -48,18 +43,15 @@ class ReadingClient:
         raise AttributeError(verb)
 
     def call(self, function: ServerFunction, table: TableLike, /, keys: Any = None, **arguments: Any) -> Any:
-        """Run a function on the servers, if it reads only."""
         check_reads(function)
         return self._client.call(function, table, keys=keys, **arguments)
 
     def call_async(self, function: ServerFunction, table: TableLike, /, keys: Any = None, **arguments: Any) -> Any:
-        """The same without waiting."""
         check_reads(function)
         return self._client.call_async(function, table, keys=keys, **arguments)
 
 
 def check_reads(function: ServerFunction) -> None:
-    """Raise InputTypeError if the function changes rows."""
     if function.changes:
         raise InputTypeError(
             f"{function!r}: in ps.map there are functions that read only, because Dask may compute "
@@ -72,16 +64,12 @@ class ReadingStage:
 
     Parameters
     ----------
-    ticket : Ticket
-    tables : tuple of str
     token : str
         Tells the tasks of this stage from those of all others: the tables change, so two stages are never the same.
     function : callable
         The user's: ``function(partition, *tables, *args, **kwargs)``.
     several : bool
         The partition is a tuple.
-    args, kwargs
-        More arguments for it.
     """
 
     def __init__(
@@ -102,7 +90,6 @@ class ReadingStage:
             return self.compute(parts, handles)
 
     def compute(self, parts: tuple[Partition, ...], handles: list[Table]) -> Result:
-        """What the user's function returns."""
         return self.function(parts if self.several else parts[0], *handles, *self.args, **self.kwargs)
 
 

@@ -44,15 +44,12 @@ class Stage:
 
     Parameters
     ----------
-    ticket : Ticket
     run : int
         The elastic run, which has a trainer for each partition.
     token : str
         Tells the tasks of this stage from those of all others.
     function : callable
         The user's: ``function(trainer, partition, *args, **kwargs)``.
-    args, kwargs
-        More arguments for it.
     """
 
     def __init__(self, ticket: Ticket, run: int, token: str, function: Function, args: tuple, kwargs: Options):
@@ -81,7 +78,6 @@ class Stage:
                 trainer.close()
 
     def compute(self, trainer: Trainer, partition: Partition) -> Partition:
-        """The new partition."""
         return self.function(trainer, partition, *self.args, **self.kwargs)
 
     def _was_replaced(self, number: int, incarnation: int) -> bool:
@@ -140,26 +136,12 @@ class BlockStage(Stage):
 
 
 def rehearsal(ticket: Ticket, trainers: int) -> Trainer:
-    """A trainer that is in no run, and whose pushes are checked and dropped: to find out what a function returns.
-
-    Parameters
-    ----------
-    ticket : Ticket
-    trainers : int
-        How many there will be.
-    """
+    """A trainer that is in no run, and whose pushes are checked and dropped: to find out what a function returns."""
     return Trainer(Rehearsal(ticket, trainers), [0])
 
 
 class Rehearsal:
-    """What a trainer needs of its run, where there is none: it meets no other trainer, and its pushes are dropped.
-
-    Parameters
-    ----------
-    ticket : Ticket
-    trainers : int
-        How many there will be.
-    """
+    """What a trainer needs of its run, where there is none: it meets no other trainer, and its pushes are dropped."""
 
     run, number, incarnation = -1, 0, 0
     staleness, reached, warm_start = math.inf, 0, 0
@@ -177,23 +159,18 @@ class Rehearsal:
         """No other trainer is waited for."""
 
     def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
-        """Refuse: there is no other trainer to meet."""
         raise InputError(f"{call['op']}: there are no other trainers while a function is tried out")
 
     def ring(self) -> RingAllreduce:
-        """Refuse: there is no other trainer to meet."""
         raise InputError("allreduce: there are no other trainers while a function is tried out")
 
     def move(self, clock: int) -> None:
-        """Count the iteration."""
         self.client.session.own.clock = clock
 
     def leave(self, failed: str | None = None) -> None:
-        """Close all connections."""
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self.client.close()
 
 

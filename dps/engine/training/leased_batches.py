@@ -87,12 +87,8 @@ class LeasedBatches:
 
     Parameters
     ----------
-    participant : Participant
-        The trainer as the controller knows it.
     shares : sequence of sequences of int
         The partitions of each trainer.
-    own : sequence
-        This trainer's partitions themselves.
     fetch : callable
         Given the number of another's partition, gets it here, or raises.
     """

@@ -47,7 +47,6 @@ def local_rows(client: Client, ids: Mapping[T, Any]) -> Iterator[tuple[PulledRow
 
     Parameters
     ----------
-    client : Client
     ids : mapping of str or Table to ids
         As :class:`dps.engine.training.pulled_rows.WantedRows` takes them.
     """
@@ -63,7 +62,6 @@ def local_rows(client: Client, ids: Mapping[T, Any]) -> Iterator[tuple[PulledRow
 
 
 def spec_of(client: Client, table: TableLike) -> TableSpec:
-    """The spec of a table whose rows are to be changed."""
     name = name_of(table)
     spec = client.table(name).spec
     if type(spec.optimizer) is not Add:
@@ -98,7 +96,6 @@ def push(client: Client, changes: list[Change], counts: list[int]) -> None:
 
     Parameters
     ----------
-    client : Client
     changes : list of Change
         One for each table, or none at all.
     counts : list of int

@@ -50,7 +50,6 @@ def flat_rows(spec: TableSpec, keys: Any, values: Any) -> tuple[np.ndarray, np.n
 
 
 def check_range(spec: TableSpec, keys: np.ndarray) -> None:
-    """Raise KeyRangeError for a row that a dense table does not have."""
     if spec.rows is not None and len(keys) and not 0 <= keys.min() <= keys.max() < spec.rows:
         raise KeyRangeError(f"table {spec.name!r} has rows 0 to {spec.rows - 1}, not {keys.min()} to {keys.max()}")
 
@@ -60,8 +59,6 @@ class MergedRows:
 
     Parameters
     ----------
-    dim : int
-    dtype : dtype
     how : {"add", "last", "maximum", "minimum"}
         What becomes of several values of a key.
     """
@@ -112,13 +109,7 @@ class MergeTarget(NamedTuple):
 
 
 class Merging:
-    """What a trainer has merged, and not sent yet.
-
-    Parameters
-    ----------
-    client : Client
-        The trainer's.
-    """
+    """What a trainer has merged, and not sent yet."""
 
     def __init__(self, client: Client):
         self._client = client
@@ -162,7 +153,6 @@ class Merging:
                 self._client.call(combine, target.table, keys=some, **place)
 
     def drop(self) -> None:
-        """Send none of what is left."""
         self._kept = {}
 
     def _count(self) -> int:

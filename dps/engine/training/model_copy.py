@@ -28,7 +28,6 @@ AT_ONCE = ("pull_async", "pull_certified", "pull_certified_async", "push_async",
 
 
 def checked_period(name: str, batches: object) -> int:
-    """`n_fetch` or `n_push` as a number of batches, 1 or more."""
     try:
         count = operator.index(batches)  # type: ignore[arg-type]
     except TypeError:
@@ -43,11 +42,6 @@ class ModelCopy:
 
     Pulls give rows as they were when the trainer first pulled them after the last `forget`. Pushes are summed by key,
     or the last one counts, as the table's optimizer has it. All other calls go to the servers at once.
-
-    Parameters
-    ----------
-    client : Client
-        The trainer's.
     """
 
     def __init__(self, client: Client):
@@ -137,7 +131,6 @@ class CopiedRows:
         return distinct(keys[self._keys[self._places(keys)] != keys])
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Keep rows that were missing."""
         both = np.concatenate([self._keys, keys])
         order = np.argsort(both, kind="stable")
         self._keys = both[order]
@@ -156,7 +149,6 @@ class GatheredRows:
 
     Attributes
     ----------
-    rows : MergedRows
     weight : int or None
         Rows of data for which they stand, if the pushes say so.
     """
@@ -167,7 +159,6 @@ class GatheredRows:
         self.rows = MergedRows(spec.dim, spec.dtype, "last" if spec.optimizer.repeats == "last" else "add")
 
     def add(self, keys: np.ndarray, values: np.ndarray, rows: int | None) -> None:
-        """One more push."""
         if len(self.rows) and (rows is None) != (self.weight is None):
             raise InputError(f"table {self.spec.name!r}: some pushes say rows=, and some do not")
         if rows is not None:

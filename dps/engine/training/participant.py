@@ -44,10 +44,6 @@ class Participant:
 
     Parameters
     ----------
-    ticket : Ticket
-        The parameter server.
-    run : int
-        Number of the run, from the controller.
     number : int
         Which of its trainers this is: 0, 1, ...
     incarnation : int, optional
@@ -56,21 +52,15 @@ class Participant:
         For messages: host, worker or process.
     cancelled : callable, optional
         Asked now and then whether to stop.
-    environment : Environment, optional
-        Time and connections; those of this process by default.
-    leased : bool
-        Whether the trainer works on leased portions of batches.
 
     Attributes
     ----------
-    session : ClientSession
     client : Client
         What the trainer pulls and pushes with.
     reached : int
         The clock that an attempt before this one has reached.
     planned : int
         The clock at which the trainer means to be done; 0: not known.
-    staleness : float
     others_clock : float
         A clock that all other trainers had reached when this one began its iteration: what they pushed before it is on
         the servers. Infinite where no other trainer is left.
@@ -152,7 +142,6 @@ class Participant:
 
     @property
     def clock(self) -> int:
-        """Iterations completed."""
         return self.session.own.clock
 
     @property
@@ -334,7 +323,6 @@ class Participant:
             return False
 
     def _join(self, channel: Channel) -> None:
-        """Join the run on a new connection."""
         self._join_request.joins += 1
         try:
             deadline = self.session.now() + self.session.patience
@@ -347,7 +335,6 @@ class Participant:
     # -- what a trainer may not do
 
     def check(self) -> None:
-        """Raise an error if the trainer was told to stop."""
         if self._cancelled is not None and self._cancelled():
             raise StoppedError(f"trainer {self.number} of run {self.run} was told to stop at clock {self.clock}")
 

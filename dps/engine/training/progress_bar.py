@@ -53,7 +53,6 @@ class ProgressBar:
         self._view.close()
 
     def show(self, seen: RunStatus) -> None:
-        """Bring it up to what the controller says of the run."""
         if self._view is not None:
             self._seen = seen
             self._view.show(seen)
@@ -88,8 +87,6 @@ class Page:
 
 
 class Bar:
-    """tqdm's."""
-
     def __init__(self, tqdm: type[tqdm.tqdm]):
         self._bar = tqdm(total=None, unit="it", desc="training", leave=True)
 

@@ -95,8 +95,6 @@ class WantedRows(Generic[T]):
 
     Parameters
     ----------
-    client : Client
-        Knows the tables.
     ids : mapping of str or Table to ids
         For each table the ids of the batch; None or a slice names rows of a dense table.
     what : str
@@ -150,22 +148,8 @@ def pull_rows(client: Client, ids: Mapping[T, Any], what: str = "rows") -> dict[
 
     Parameters
     ----------
-    client : Client
     ids : mapping
         As in :class:`WantedRows`.
-    what : str
-        For messages.
-
-    Examples
-    --------
-    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-    ...     with dps.ParameterServer(cluster) as ps:
-    ...         _ = ps.table("P", dim=2, init=dps.Constant(0.5)), ps.table("b", rows=3)
-    ...         rows = pull_rows(ps.client(), {"P": [7, 900, 7], "b": [1, 1, 2]})
-    >>> rows["P"].values[rows["P"].codes].tolist()
-    [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
-    >>> sorted(rows["b"].keys.tolist()), rows["b"].values.shape
-    ([1, 2], (2,))
     """
     wanted = WantedRows(client, ids, what)
     return wanted.filled(client.pull(wanted.asked)) if len(wanted) else {}

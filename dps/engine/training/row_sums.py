@@ -60,7 +60,6 @@ def gather_sum(keys: Any, values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray
 
 
 def summable(values: np.ndarray) -> np.ndarray:
-    """Values in one of the types that are summed."""
     if values.dtype in (np.float32, np.float64, np.int64):
         return values
     if values.dtype.kind in "biu" and values.dtype.itemsize < 8:

@@ -41,7 +41,6 @@ __all__ = ["NotingCalls", "RowsAhead", "StaleRows", "check_combination", "checke
 
 
 def checked_ahead(batches: object) -> int:
-    """`ahead` as a number of batches, 0 or more."""
     try:
         count = operator.index(batches)  # type: ignore[arg-type]
     except TypeError:
@@ -167,10 +166,8 @@ class SentPull:
 
     Parameters
     ----------
-    wanted : WantedRows
     others_clock : float
         A clock that all other trainers had reached before.
-    pending : Pending
     """
 
     def __init__(self, wanted: WantedRows, others_clock: float, pending: Pending[dict[Any, np.ndarray]]):
@@ -200,7 +197,6 @@ class SentPull:
             self._again = client.pull_async(again)
 
     def rows(self) -> Rows:
-        """The rows, as soon as they are here."""
         values = self._pending.result()
         if self._again is not None:
             for table, fresh in self._again.result().items():
@@ -224,7 +220,6 @@ class NotingCalls:
 
     Parameters
     ----------
-    client : Client
     note : callable
         Called with a function that makes the call, and what the call changes: a table and keys, or a mapping.
     """
@@ -242,8 +237,6 @@ class RowsAhead:
 
     Parameters
     ----------
-    standing : Standing
-        The trainer's client, and what is known of the other trainers.
     pull : callable
         Given a batch, the ids whose rows it needs: ``{table: ids}``.
     ahead : int
@@ -312,7 +305,6 @@ class RowsAhead:
         return bool(self._coming)
 
     def _rows(self, current: BatchAhead) -> Rows:
-        """The rows of the batch that begins now."""
         pull, clock = current.pull, self._client.session.own.clock
         if pull is not None and may_serve(pull.others_clock, clock, self._standing.staleness):
             return pull.rows()
@@ -343,7 +335,6 @@ class RowsAhead:
         return (coming.pull for coming in self._coming if coming.pull is not None)
 
     def _noted(self, verb: Callable[..., Any], table: Any, keys: Any = None, *rest: Any, **named: Any) -> Any:
-        """Make a call that changes rows."""
         self._notice_others()
         self.change(table, keys)
         try:

@@ -62,7 +62,6 @@ class Records:
         self.partitions = int(rdd.getNumPartitions())
 
     def setting(self, name: str, default: str) -> str:
-        """The value of one of Spark's settings."""
         return str(self.context.getConf().get(name, default))
 
     def patience(self) -> float:
@@ -207,7 +206,6 @@ def collected(rdd: Data, task: Function) -> list[bytes]:
 
 
 def source(data: Data, trainers: int | None = None) -> Records:
-    """What there is to be known of Spark's data."""
     data, read = (data.data, data.read) if isinstance(data, ReadWith) else (data, None)
     if is_rdd(data):
         return Records(data, read)
@@ -280,7 +278,6 @@ class Work:
             self.error = error
 
     def over(self, seconds: float) -> bool:
-        """Whether it has ended, `seconds` from now at the latest."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

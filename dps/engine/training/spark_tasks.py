@@ -225,17 +225,14 @@ def _portable(error: Exception, number: int) -> Exception:
 
 
 def one_partition(read: Build, index: int, content: Iterator[Batch]) -> list[Partition]:
-    """A partition, whole."""
     return [read(index, content)]
 
 
 def record_list(index: int, records: Iterable[Batch]) -> list[Batch]:
-    """A partition of an RDD as a list."""
     return list(records)
 
 
 def pandas_frame(schema: pa.Schema, index: int, batches: Iterable[Batch]) -> Partition:
-    """A partition of a DataFrame as a pandas frame."""
     import pyarrow as pa
 
     found = list(batches)
@@ -265,7 +262,6 @@ def frame_pieces(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def batches_of(stream: bytes) -> Iterator[Batch]:
-    """The batches in an Arrow stream."""
     import pyarrow as pa
 
     yield from pa.ipc.open_stream(stream)

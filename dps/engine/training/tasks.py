@@ -116,7 +116,6 @@ class TrainerTask:
 
     @property
     def data(self) -> list[Future]:
-        """What its partitions are made of."""
         return [future for part in self.parts for future in (part if isinstance(part, tuple) else (part,))]
 
     def lost(self) -> list[Future]:
@@ -129,11 +128,9 @@ class Tasks:
 
     Parameters
     ----------
-    client : distributed.Client
-    job : Job
     threads : Threads
         Reserved for them.
-    seats : list of Seat
+    seats : list of TrainerTask
         By trainer.
     """
 
@@ -280,6 +277,5 @@ class Tasks:
 
 
 def holders(client: Client, shares: list[list[Future]]) -> list[list[str]]:
-    """For each list of futures the workers that hold them."""
     holding = client.who_has([future for share in shares for future in share])
     return [[worker for future in share for worker in holding.get(future.key, ())] for share in shares]

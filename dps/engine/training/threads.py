@@ -20,8 +20,6 @@ class Threads:
 
     Parameters
     ----------
-    call : callable
-        Reaches the controller.
     driver : str
         The id of the Dask client that will submit the tasks.
     """

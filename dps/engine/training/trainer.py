@@ -64,11 +64,9 @@ class RunMember(Protocol):
     warm_start: int
 
     @property
-    def incarnation(self) -> int:
-        """Which attempt at the trainer this is."""
+    def incarnation(self) -> int: ...
 
-    def check(self) -> None:
-        """Raise an error if the trainer was told to stop."""
+    def check(self) -> None: ...
 
     def pass_clock(self, clock: int) -> None:
         """Tell of a clock, and wait until the trainer may go on from there."""
@@ -79,14 +77,12 @@ class RunMember(Protocol):
     def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
         """Bring bytes to a collective call; its answer."""
 
-    def ring(self) -> RingAllreduce:
-        """The allreduce of large arrays."""
+    def ring(self) -> RingAllreduce: ...
 
     def leave(self, failed: str | None = None) -> None:
         """Leave the run, or stop it."""
 
-    def close(self) -> None:
-        """Close all connections."""
+    def close(self) -> None: ...
 
 
 class Trainer(MergingVerbs):
@@ -529,7 +525,6 @@ class Trainer(MergingVerbs):
     def _iterate_ahead(
         self, batches: Batches, skipped: int, rows_ahead: RowsAhead
     ) -> Iterator[tuple[Batch, dict[Any, PulledRows]]]:
-        """The loop with pull=: batches, and rows that were pulled ahead."""
         self._send_merged()  # because its keys are not known to `rows_ahead`
         self._ahead = rows_ahead
         try:
@@ -769,7 +764,6 @@ class Trainer(MergingVerbs):
         return np.frombuffer(bytearray(self._met(call, raw)), array.dtype, array.size).reshape(array.shape)
 
     def _met(self, call: Json, raw: bytes) -> bytes | bytearray:
-        """What comes of a collective call."""
         answer = self._participant.meet(call, raw)
         self._forget_pulls()
         return answer
