@@ -81,7 +81,6 @@ class ServerActors:
         self._maintenance: asyncio.Future | None = None
 
     def servers(self) -> list[ServerRecord]:
-        """All members, whatever their state."""
         return self._procedures.servers()
 
     def memory_limit(self) -> float:
@@ -90,16 +89,13 @@ class ServerActors:
         return min((ws.memory_limit for ws in workers if ws is not None and ws.memory_limit), default=math.inf)
 
     def up(self) -> list[ServerRecord]:
-        """The servers whose actors can be called."""
         return [server for server in self.servers() if server.up and self._workers.has_actor(server)]
 
     def spares(self) -> list[str]:
-        """Workers that further servers could have now."""
         return self._procedures.spares()
 
     @property
     def wanted(self) -> int:
-        """How many servers there are to be."""
         return self._procedures.wanted
 
     @property
@@ -116,11 +112,9 @@ class ServerActors:
         self._maintenance = asyncio.ensure_future(self.executor.run(self._procedures.maintain()))
 
     async def scale(self, servers: int) -> None:
-        """Have that many servers; if there are more, retire those that came last."""
         await self.executor.run(self._procedures.scale(servers))
 
     async def retire(self, number: int) -> None:
-        """Have one server emptied, and then closed; another one takes its place, if there is a worker for it."""
         await self.executor.run(self._procedures.retire(number))
 
     async def close(self) -> None:
@@ -136,15 +130,12 @@ class ServerActors:
         self._workers.leave(self.servers())
 
     async def add_table(self, fields: dict[str, Any], exist_ok: bool, free: Iterable[str]) -> dict[str, Any]:
-        """Make a table on all servers, then publish it; its fields. See `TableProcedures.add`."""
         return await self.executor.run(self.tables.add(fields, exist_ok, free))
 
     async def drop_table(self, name: str) -> None:
-        """Drop a table on all servers. See `TableProcedures.drop`."""
         await self.executor.run(self.tables.drop(name))
 
     async def add_function(self, identity: str, code: bytes) -> None:
-        """Bring a function of the user to all servers. See `FunctionProcedures.add`."""
         await self.executor.run(self._functions.add(identity, code))
 
     async def _close_actor(self, server: ServerRecord) -> None:
@@ -162,13 +153,11 @@ class ServerActors:
         return {s.number: a for s, a in zip(servers, answers, strict=True) if not isinstance(a, BaseException)}
 
     async def call_number(self, number: int, method: str, *args: object) -> Any:
-        """Call the actor of the server with that number."""
         if number not in self.membership.servers:
             raise ServerGoneError(f"server {number} was lost meanwhile")
         return await self.call(self.membership.servers[number], method, *args)
 
     async def call(self, server: ServerRecord, method: str, *args: object) -> Any:
-        """Call a server's actor, through its worker."""
         where, setting = f"server {server.number} on {server.worker}", TIMEOUT_SETTINGS.get(method, "request")
         patience = config.seconds(setting)
         try:
@@ -219,7 +208,6 @@ class DaskWorkers:
         self._making: dict[int, tuple[contextlib.AsyncExitStack, Any]] = {}
 
     def candidates(self) -> tuple[list[str], bool]:
-        """Workers without a server of this session, the least used first; and whether they are dedicated to servers."""
         dedicated = self.cordon.workers()
         mine = {server.worker for server in self.membership.servers.values()}
         uses = self._others()
@@ -264,7 +252,6 @@ class DaskWorkers:
         self._release([server.key])
 
     def leave(self, servers: list[ServerRecord]) -> None:
-        """Have the scheduler forget all actors."""
         self._release([server.key for server in servers])
         if self._holder in self.scheduler.clients:
             self.scheduler.remove_client(self._holder, f"dps-close-{self.session}")

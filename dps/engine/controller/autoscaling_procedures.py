@@ -32,21 +32,15 @@ class ScalableServers(Protocol):
     """The servers, as far as autoscaling needs them."""
 
     @property
-    def wanted(self) -> int:
-        """How many servers there are to be."""
-        ...
+    def wanted(self) -> int: ...
 
     @property
-    def settled(self) -> bool:
-        """Whether no server or table is being made, and there are as many servers as wanted, or as workers allow."""
-        ...
+    def settled(self) -> bool: ...
 
-    def spares(self) -> list[str]:
-        """Workers that further servers could have now."""
-        ...
+    def spares(self) -> list[str]: ...
 
     def scale(self, servers: int) -> Any:
-        """Have that many servers. It may wait."""
+        """It may wait."""
         ...
 
 
@@ -139,7 +133,6 @@ class AutoscalingProcedures:
             yield Sleep(interval)
 
     def tick(self, rule: AutoscalingRule) -> Procedure[None]:
-        """Read the load, have the rule decide, and carry that out."""
         if self._busy():  # no shard has moved, so earlier samples still count
             self.why = "waits for a checkpoint"
             return

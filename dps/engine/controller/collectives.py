@@ -21,7 +21,6 @@ REDUCTIONS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "mi
 
 
 def answer(description: str, parts: dict[int, bytes]) -> bytes | DPSError:
-    """The result for all trainers of a meeting, or the error."""
     try:
         return reduce(description, parts)
     except DPSError as error:

@@ -31,8 +31,6 @@ class Executor:
 
     Parameters
     ----------
-    in_endpoint : callable
-        Runs a function in the endpoint's thread.
     call : callable, optional
         Calls a server's actor: its number, the method, the arguments.
     call_all : callable, optional
@@ -50,7 +48,6 @@ class Executor:
         self._call_all = call_all
 
     async def run(self, procedure: Procedure[Result]) -> Result:
-        """Carry out a procedure; returns its result, or raises its error."""
         result: object = None
         failure: BaseException | None = None
         while True:

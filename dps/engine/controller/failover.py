@@ -87,8 +87,6 @@ MAX_EVENTS = 256
 
 
 class ServerRecord:
-    """One server, as the controller sees it."""
-
     def __init__(self, number: int, worker: str, key: str):
         self.number = number
         self.worker = worker
@@ -268,7 +266,6 @@ class Membership:
         self._publish()
 
     def seconds_since_heartbeat(self, number: int) -> float:
-        """How long ago the last heartbeat of a server came."""
         return self.endpoint.now() - self._liveness.last_heartbeat(number)
 
     def lost(self) -> set[tuple[int, int]]:
@@ -281,7 +278,6 @@ class Membership:
         }
 
     def remove_worker(self, worker: str) -> None:
-        """Dask has removed that worker."""
         for server in self.servers.values():
             if server.worker == worker and not server.worker_removed:
                 server.worker_removed = True
@@ -379,7 +375,6 @@ class Membership:
             self._fail_over()
 
     def disconnected(self, connection: RoleConnection) -> None:
-        """The connection of a server broke."""
         server = connection.party
         if isinstance(server, ServerRecord) and server.connection is connection:
             server.connection = None
@@ -566,10 +561,6 @@ class Membership:
 
 
 def _list_shards(shards: list[int]) -> str:
-    """The first few shards, for a message.
-
-    >>> _list_shards([3]), _list_shards([1, 2]), _list_shards(list(range(20)))
-    ('shard 3', 'shards 1, 2', 'shards 0, 1, 2, 3, 4, 5, 6, 7, ... (20)')
-    """
+    """The first few shards, for a message."""
     few = ", ".join(map(str, shards[:8]))
     return f"shard{'s' * (len(shards) > 1)} {few}" + (f", ... ({len(shards)})" if len(shards) > 8 else "")

@@ -28,8 +28,6 @@ class FunctionProcedures:
 
     Parameters
     ----------
-    up : callable
-        The servers that can be called.
     tables_change : Lock
         Held meanwhile, so that no server becomes ready without the function.
     """

@@ -60,8 +60,6 @@ class Sessions(Mapping[str, Session]):
 
     Attributes
     ----------
-    seating : Seating
-        Gives trainers their threads.
     endpoint : Endpoint or None
         There is one while there are parameter servers.
     """
@@ -96,7 +94,6 @@ class Sessions(Mapping[str, Session]):
         return len(self._sessions)
 
     def session(self, name: str) -> Session:
-        """The parameter server of that name; ClosedError if there is none."""
         session = self._sessions.get(name)
         if session is None:
             known = ", ".join(map(repr, sorted(self._sessions))) or "none"
@@ -104,7 +101,6 @@ class Sessions(Mapping[str, Session]):
         return session
 
     async def call(self, verb: str, name: str, fields: dict[str, Any]) -> object:
-        """Answer a driver's request."""
         if verb in SESSION_VERBS:
             return await SESSION_VERBS[verb](self.session(name), **fields)
         if verb in self._verbs:
@@ -190,7 +186,6 @@ class Sessions(Mapping[str, Session]):
         return self.seating.take(name, driver, trainers, most, list(holding), seconds)
 
     async def release_threads(self, name: str, *, keys: Collection[str]) -> None:
-        """Release the threads that are still reserved for these tasks."""
         self.seating.give_back(keys)
 
     # -- what the plugin's hooks need
@@ -200,7 +195,6 @@ class Sessions(Mapping[str, Session]):
         return [server.worker for session in self._sessions.values() for server in session.actors.servers()]
 
     def remove_worker(self, worker: str) -> None:
-        """Dask has removed that worker."""
         if self.endpoint is not None:
             for session in self._sessions.values():
                 self.endpoint.loop.call_soon_threadsafe(session.membership.remove_worker, worker)
@@ -338,11 +332,9 @@ class Sessions(Mapping[str, Session]):
 class WebPages(Protocol):
     """What the dashboard adds to the scheduler's web server."""
 
-    def install(self, controller: Controller) -> None:
-        """Add it."""
+    def install(self, controller: Controller) -> None: ...
 
-    def uninstall(self) -> None:
-        """Take it away."""
+    def uninstall(self) -> None: ...
 
 
 class Controller(SchedulerPlugin):

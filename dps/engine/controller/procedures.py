@@ -67,8 +67,6 @@ class Lock(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Sleep:
-    """Let so many seconds pass."""
-
     seconds: float
 
 

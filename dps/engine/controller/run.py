@@ -40,8 +40,6 @@ class ParkedRequest(NamedTuple):
 
 
 class TrainerParty(NamedTuple):
-    """The trainer behind a connection."""
-
     run: Run
     trainer: int
 
@@ -143,14 +141,12 @@ class Run:
         self.give_back(record.number)
 
     def leave(self, record: TrainerRecord) -> None:
-        """A trainer has sent LEAVE, and is done."""
         self.connected -= 1
         self.left_count += 1
         record.connection, record.left = None, True
         self.give_back(record.number, for_good=True)
 
     def left(self) -> list[int]:
-        """The trainers that have left."""
         return [n for n, record in sorted(self.records.items()) if record.left]
 
     def places(self) -> dict[int, str]:
@@ -180,7 +176,6 @@ class Run:
         return [[self.origin, self.trainers], *portions]
 
     def leased(self, trainer: int, request: LeaseRequest, now: float) -> LeaseAnswer:
-        """The answer to a trainer's LEASE."""
         if self.work_leases is None:
             raise InputError(f"run {self.number} was begun without reassign=True: there is nothing to lease")
 
@@ -192,7 +187,6 @@ class Run:
         return self.work_leases.asked(trainer, request, now, held_back)
 
     def ticked(self, trainer: int) -> None:
-        """A trainer has ticked."""
         if self.work_leases is not None:
             # Trainers that wait in a collective count, too.
             clocks = [self.clock.clock_of(n) for n in self.staying()]
@@ -226,7 +220,6 @@ class Run:
         return "left" if record.left else "lost" if trainer in self.lost else "expected"
 
     def phase(self, trainer: int) -> TrainerPhase:
-        """What a trainer does."""
         record = self.record(trainer)
         if record.connection is not None:
             waits = trainer in self.ticking or trainer in self.meeting

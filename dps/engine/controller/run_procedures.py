@@ -41,11 +41,6 @@ ShardSet: TypeAlias = set[tuple[int, int]]  # (number of the table, shard)
 class RunProcedures:
     """How the servers of one parameter server learn that runs and tasks have ended.
 
-    Parameters
-    ----------
-    up : callable
-        The servers that can be called.
-
     Attributes
     ----------
     late : bool

@@ -446,7 +446,6 @@ class Runs:
     # -- inside
 
     def known(self, number: int) -> Run:
-        """The run of that number; InputError if there is none."""
         run = self.runs.get(number)
         if run is None:
             raise InputError(f"parameter server {self.session!r} has no run number {number}")

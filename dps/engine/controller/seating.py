@@ -20,13 +20,7 @@ __all__ = ["Seating"]
 
 
 class Seating:
-    """The threads of a cluster, for the trainers of all its parameter servers.
-
-    Parameters
-    ----------
-    serving : callable
-        Gives the addresses of the workers that have servers.
-    """
+    """The threads of a cluster, for the trainers of all its parameter servers."""
 
     def __init__(self, scheduler: DaskScheduler, serving: Callable[[], Iterable[str]]):
         self._scheduler, self._serving = scheduler, serving
@@ -62,7 +56,6 @@ class Seating:
         self._reservations.release_driver(driver)
 
     def closed(self, session: str) -> None:
-        """A parameter server was closed."""
         self._reservations.release_session(session)
 
     def _at_work(self, key: str) -> bool:

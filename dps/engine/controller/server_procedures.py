@@ -63,9 +63,7 @@ class Workers(Protocol):
         """How many workers there are, and how to start more: for an error."""
         ...
 
-    def is_there(self, worker: str) -> bool:
-        """Whether Dask has the worker."""
-        ...
+    def is_there(self, worker: str) -> bool: ...
 
     def admit(self, server: ServerRecord) -> str:
         """Let the actor run on its worker, and say how far it is: "pending", "finished" or "error"."""
@@ -89,9 +87,7 @@ class Workers(Protocol):
         """Close the actor, if there is one, and have the scheduler forget it. No error is raised."""
         ...
 
-    def check_versions(self, workers: list[str]) -> object:
-        """Refuse workers with another version of dps."""
-        ...
+    def check_versions(self, workers: list[str]) -> object: ...
 
 
 class ServerProcedures:
@@ -134,7 +130,6 @@ class ServerProcedures:
         self.closed = False
 
     def servers(self) -> list[ServerRecord]:
-        """All members, whatever their state."""
         return list(self.membership.servers.values())
 
     def spares(self) -> list[str]:
@@ -145,7 +140,6 @@ class ServerProcedures:
     # -- starting servers
 
     def start(self, servers: int, timeout: float) -> Procedure[None]:
-        """Start the first servers."""
         self.wanted = servers
         workers = yield from self._find_workers(servers, timeout)
         self.dedicated = self._workers.candidates()[1]

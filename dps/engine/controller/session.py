@@ -38,8 +38,6 @@ class Session:
         Replicas of a shard, in tables that do not say how many.
     endpoint : Endpoint
         The controller's. Its thread owns the membership, the runs and the monitor.
-    in_endpoint : callable
-        Runs a function in the endpoint's thread, for a caller on the scheduler's loop.
     serving : callable
         Gives the workers of all servers in this cluster, once for each server.
     on_event : callable
@@ -124,7 +122,6 @@ class Session:
         self._adapting = asyncio.ensure_future(self.carry_out(following))
 
     def end_adapting(self) -> AdaptRule | None:
-        """Follow the load no more: the number stays. Returns the rule that was followed, or None."""
         if self._adapting is not None:
             self._adapting.cancel()
         self._adapting = None

@@ -39,8 +39,6 @@ class TableProcedures:
 
     Parameters
     ----------
-    up : callable
-        The servers that can be called.
     tables_change : Lock
         Held while a table is made or dropped.
     new_id : callable

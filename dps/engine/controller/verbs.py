@@ -82,15 +82,11 @@ async def add_table(session: Session, *, spec: bytes, exist_ok: bool = False, fr
     """Make a table on all servers, then publish it, so that a client never sees a part of one.
 
     `spec` has the fields of a `TableSpec`, encoded; so has the answer, with the table's number.
-
-    With `exist_ok`, an existing table is returned if it has the same fields; fields in `free`, which the caller left to
-    their defaults, may differ.
     """
     return msgspec.msgpack.encode(await session.actors.add_table(decode(dict, spec), exist_ok, free))
 
 
 async def drop_table(session: Session, *, table: str) -> None:
-    """Forget a table and its rows."""
     await session.actors.drop_table(table)
 
 
@@ -176,7 +172,6 @@ async def set_rejoin(session: Session, *, run: int, seconds: float, setting: str
 
 
 async def stop_run(session: Session, *, run: int, reason: str) -> None:
-    """Stop a run with an error."""
     await session.in_endpoint(session.runs.stop, run, StoppedError(reason))
 
 
@@ -187,8 +182,7 @@ async def end_run(session: Session, *, run: int) -> None:
 
 
 async def settle(session: Session, *, keep: bool) -> None:
-    """A run has ended: close the clock that aggregating tables still hold open (or drop it, after a failure), and
-    refuse ops of its trainers from now on."""
+    """A run has ended: see `RunProcedures.settle`."""
     await session.settle(keep)
 
 

@@ -31,8 +31,6 @@ class WorkLeases:
 
     Parameters
     ----------
-    shares : sequence of sequences of int
-        The partitions of each trainer.
     allot : callable
         Given a number, returns the first of so many new origins in a row.
 
@@ -100,7 +98,6 @@ class WorkLeases:
         self.leases.ticked(trainer, clock, lowest)
 
     def lost(self, trainer: int, for_good: bool = False) -> None:
-        """A trainer is lost, or has left."""
         self.leases.lost(trainer, for_good)
 
     def describe(self) -> dict[str, int]:

@@ -189,7 +189,6 @@ class Clock:
         return max(self._clocks)
 
     def clock_of(self, trainer: int) -> int:
-        """The iterations that `trainer` has completed."""
         self._check_trainer(trainer)
         return self._clocks[trainer]
 

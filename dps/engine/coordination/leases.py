@@ -96,11 +96,6 @@ class Missing(NamedTuple):
 class Leases:
     """The portions of a run, which trainers hold them, and the choice of the next one: see the module's docstring.
 
-    Parameters
-    ----------
-    shares : sequence of sequences of int
-        The partitions of each trainer.
-
     Attributes
     ----------
     done, moved, twice : int

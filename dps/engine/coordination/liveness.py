@@ -38,11 +38,9 @@ class Liveness:
         self._checked: float | None = None  # time of the last call of `silent`
 
     def heartbeat(self, server: int, now: float) -> None:
-        """`server` is alive."""
         self._heartbeats[server] = max(now, self._heartbeats.get(server, now))
 
     def forget(self, server: int) -> None:
-        """`server` is not watched any more."""
         self._heartbeats.pop(server, None)
 
     def last_heartbeat(self, server: int) -> float:

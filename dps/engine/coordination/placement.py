@@ -33,13 +33,7 @@ class StepKind(enum.StrEnum):
 
 
 class Place(NamedTuple):
-    """The placement of one shard.
-
-    Examples
-    --------
-    >>> Place((0, 1), fences=(1, 1)).line
-    (0, 1)
-    """
+    """The placement of one shard."""
 
     chain: tuple[int, ...]  # primary, backups; empty: the last copy is gone
     joiner: int | None = None
@@ -68,18 +62,11 @@ def place(shards: int, servers: Sequence[int], copies: int = 1, epoch: int = 0) 
     backups of one server's shards are spread over the others, so that no single server has to take over all its work.
 
     Parameters
-    ----------
-    shards : int
         How many shards, at least one.
     servers : sequence of int
         The numbers of the servers, each once, in the order in which they are to be filled.
     copies : int
         Length of the chains; as many as there are servers, if these are fewer.
-
-    Returns
-    -------
-    tuple of Place
-        One for each shard.
 
     Examples
     --------
