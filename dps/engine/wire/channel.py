@@ -63,7 +63,6 @@ class Request:
 
     @classmethod
     def carrying(cls, part: Part, channel: Channel) -> Request:
-        """The request of a part of a call, which takes its answer."""
         return cls(channel, part if part.size else None, part.size, part=part)
 
     @classmethod
@@ -75,7 +74,6 @@ class Request:
 
     @property
     def call_part(self) -> Part:
-        """The part of a call that it carries."""
         assert self.part is not None
         return self.part
 
@@ -105,8 +103,6 @@ class Channel:
 
     Parameters
     ----------
-    address : tuple of (str, int)
-        Host and port of an endpoint.
     session_name, secret : str
         The parameter server's name, and the secret to prove.
     what : str
@@ -318,7 +314,6 @@ class Channel:
             self._take(*frame)
 
     def _place(self, header: Header) -> Destination:
-        """Where the body of a large answer goes."""
         request = self._requests.get(header.request)
         if header.kind == frames.ERROR or request is None:
             raise ProtocolError(f"{self.what} sent {header.body} bytes that no request asked for")

@@ -86,14 +86,11 @@ class ConnectionOwner(Protocol):
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
 
-    def later(self, seconds: float, function: Callable[..., object], *args: object) -> asyncio.TimerHandle:
-        """Call `function` after that time."""
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> asyncio.TimerHandle: ...
 
-    def admit(self, connection: Connection) -> bool:
-        """Whether there is room for one more connection."""
+    def admit(self, connection: Connection) -> bool: ...
 
-    def forget(self, connection: Connection) -> None:
-        """The connection has ended."""
+    def forget(self, connection: Connection) -> None: ...
 
     def memory_is_free(self) -> None:
         """A body was handled: let in connections that wait for the memory of theirs."""

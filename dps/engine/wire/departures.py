@@ -171,7 +171,6 @@ class Turn:
             self._count()
 
     def forget(self, party: object) -> None:
-        """The party's connection has ended."""
         self._neighbours.pop(party, None)
         self._count()
 
@@ -180,7 +179,6 @@ class Turn:
         self._may_poll = self._files is not None and here < self._processors
 
     def close(self) -> None:
-        """Poll no more."""
         if self._files is not None:
             self._files.close()
             self._files = None

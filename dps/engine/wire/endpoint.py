@@ -169,7 +169,6 @@ class Endpoint:
         )
 
     def submit(self, function: Callable[..., Result], *args: object) -> concurrent.futures.Future[Result]:
-        """Run `function` in the endpoint's thread; the future is for its result."""
         future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
         def call_function() -> None:
@@ -186,7 +185,6 @@ class Endpoint:
     # -- for roles, in the endpoint's thread
 
     def later(self, seconds: float, function: Callable[..., object], *args: object) -> asyncio.TimerHandle:
-        """Call `function` after that time; the `cancel` of the handle prevents it."""
         return self.loop.call_later(seconds, function, *args)
 
     def connect(
@@ -236,6 +234,5 @@ class Endpoint:
                 self._on_close(connection)
 
     def memory_is_free(self) -> None:
-        """A body was handled: let in connections that wait for the memory of theirs."""
         if self.incoming.contended:
             self.loop.call_soon(self.incoming.move_up)

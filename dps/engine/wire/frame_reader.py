@@ -26,8 +26,7 @@ class Sink(Protocol):
     def buffer(self) -> memoryview:
         """Where the next bytes go; not empty before all have arrived."""
 
-    def advance(self, nbytes: int) -> None:
-        """That many bytes have arrived there."""
+    def advance(self, nbytes: int) -> None: ...
 
 
 class Destination(Sink, Protocol):
@@ -42,7 +41,6 @@ class Destination(Sink, Protocol):
 
 
 def pour(data: memoryview, sink: Sink) -> None:
-    """Copy bytes into a sink."""
     while data:
         view = sink.buffer()
         nbytes = len(data)
@@ -82,8 +80,6 @@ class FrameReader:
     place : callable
         Header of a frame that does not fit into the inbox -> the destination of its body, or None: the frame has to
         wait, and the next call of `next` asks again. It may raise the error that ends the connection.
-    inbox_bytes : int
-        Of the inbox.
     """
 
     def __init__(
@@ -119,7 +115,6 @@ class FrameReader:
         return self._view[self.end :]
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes have arrived in the buffer."""
         if self._wanted:
             assert self._large is not None
             self._wanted -= nbytes

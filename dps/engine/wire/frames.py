@@ -158,11 +158,7 @@ class Header(NamedTuple):
 
 
 def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to whole words.
-
-    >>> padded(9)
-    16
-    """
+    """`nbytes` rounded up to whole words."""
     return (nbytes + 7) & ~7
 
 
@@ -200,7 +196,6 @@ def encode_json(value: object) -> bytes:
 
 
 def decode_json(body: Buffer) -> Any:
-    """The value in a JSON body."""
     try:
         return json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
@@ -208,14 +203,12 @@ def decode_json(body: Buffer) -> Any:
 
 
 def encode_error(error: BaseException) -> bytes:
-    """An exception as the body of an ERROR frame."""
     name = type(error).__name__ if isinstance(error, DPSError) else "DPSError"
     message = str(error) if isinstance(error, DPSError) else f"{type(error).__name__}: {error}"
     return encode_json({"type": name, "message": message[:2000]})
 
 
 def decode_error(body: Buffer) -> DPSError:
-    """The exception in the body of an ERROR frame."""
     value = decode_json(body)
     if not isinstance(value, dict):
         raise ProtocolError(f"an error frame without an error: {value!r}")

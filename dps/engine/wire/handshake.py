@@ -91,7 +91,6 @@ class ListeningHandshake:
         self._tried = False
 
     def greet(self) -> tuple[Header, bytes]:
-        """The frame with which the listener begins."""
         return _frame(frames.GREETING, 0, {"version": frames.VERSION, "nonce": self._nonce})
 
     def receive(self, header: Header, body: Buffer) -> tuple[Header, bytes]:
@@ -121,13 +120,7 @@ class ListeningHandshake:
 
 
 class ConnectingHandshake:
-    """The connecting side: of a client, and of a server's link to another server or to the controller.
-
-    Parameters
-    ----------
-    what : str
-        What error messages call the peer.
-    """
+    """The connecting side: of a client, and of a server's link to another server or to the controller."""
 
     def __init__(self, session_name: str, secret: str, what: str):
         self.done = False  # both sides have proved the secret

@@ -62,7 +62,6 @@ class Link(asyncio.BufferedProtocol):
     def open_to(
         self, loop: asyncio.AbstractEventLoop, turn: Turn | None, address: tuple[str, int], tls: ssl.SSLContext | None
     ) -> None:
-        """Begin to connect."""
         self._turn, self._soon = turn, loop.call_soon if turn is None else turn.at_end
         patience = config.seconds("connect")
         self._proof_timer = loop.call_later(patience, self.close)

@@ -90,7 +90,6 @@ class GrowingBody:
         return self._memory[self.filled :]
 
     def advance(self, nbytes: int) -> None:
-        """That many bytes have arrived there."""
         self.filled += nbytes
         if self.filled == len(self._memory) < self.size:
             self._full()
@@ -120,8 +119,7 @@ class Holder(Protocol):
         """Bytes of the buffers of earlier bodies that a role still uses."""
 
     @property
-    def busy(self) -> bool:
-        """Whether a body is arriving in the buffer."""
+    def busy(self) -> bool: ...
 
     def drop(self) -> None:
         """Give the buffer back."""
@@ -153,7 +151,6 @@ class Incoming:
 
     @property
     def contended(self) -> bool:
-        """Whether a body waits."""
         return bool(self._line)
 
     def admit(self, holder: Holder, size: int, nbytes: int) -> bool:

@@ -72,7 +72,6 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The body of a frame."""
     return frames.encode_json(msgspec.to_builtins(message, str_keys=True))
 
 
@@ -358,7 +357,6 @@ def encode_parts(parts: list[PartAnswer]) -> bytes:
 
 
 def decode_parts(body: bytes | bytearray) -> list[PartAnswer]:
-    """What :func:`encode_parts` encoded."""
     try:
         return msgspec.msgpack.decode(bytes(body).rstrip(PADDING), type=list[PartAnswer])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -406,8 +404,6 @@ class RestoreRequest(msgspec.Struct, frozen=True):
 
 
 class RestoreAnswer(msgspec.Struct, frozen=True):
-    """What was restored."""
-
     name: str  # name of the checkpoint
     clock: int | None
     tables: list[str]

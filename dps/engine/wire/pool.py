@@ -27,11 +27,6 @@ class Pool:
     ----------
     max_idle : int
         How many channels are kept; if there are more, the pool closes those that have been idle longest.
-
-    Examples
-    --------
-    >>> len(Pool(max_idle=10))
-    0
     """
 
     def __init__(self, max_idle: int = 256, max_idle_seconds: float = 60.0):
@@ -82,7 +77,6 @@ class Pool:
             self._evict()
 
     def close(self) -> None:
-        """Close all idle channels."""
         with self._lock:
             while self._idle:
                 self._idle.popleft()[1].close()

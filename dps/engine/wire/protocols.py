@@ -31,14 +31,12 @@ class EndpointCaller(Protocol):
 class RoleTransport(Protocol):
     """The transport of a connection, which a role may close."""
 
-    def is_closing(self) -> bool:
-        """Whether the connection was closed, or is about to be."""
+    def is_closing(self) -> bool: ...
 
     def close(self) -> None:
         """Close the connection, once all that was written has left."""
 
-    def abort(self) -> None:
-        """Close the connection at once."""
+    def abort(self) -> None: ...
 
 
 class RoleConnection(Protocol):
@@ -51,44 +49,31 @@ class RoleConnection(Protocol):
         """The name whose secret the peer has proved."""
 
     @property
-    def transport(self) -> RoleTransport:
-        """The transport, for closing."""
+    def transport(self) -> RoleTransport: ...
 
-    def reply(self, header: Header, body: bytes = b"") -> None:
-        """Send a whole frame with a small body."""
+    def reply(self, header: Header, body: bytes = b"") -> None: ...
 
-    def reply_json(self, header: Header, value: object) -> None:
-        """Send a frame with a JSON body."""
+    def reply_json(self, header: Header, value: object) -> None: ...
 
-    def reply_error(self, header: Header, error: BaseException) -> None:
-        """Answer the request with that header with an error."""
+    def reply_error(self, header: Header, error: BaseException) -> None: ...
 
-    def acknowledge(self, header: Header) -> None:
-        """Send a frame without a body, soon."""
+    def acknowledge(self, header: Header) -> None: ...
 
-    def deliver(self, answers: bytes) -> None:
-        """Send whole frames, at once."""
+    def deliver(self, answers: bytes) -> None: ...
 
-    def send_newest(self, header: Header, body: bytes) -> None:
-        """Send a frame that makes all earlier ones of this method useless."""
+    def send_newest(self, header: Header, body: bytes) -> None: ...
 
-    def outgoing(self, nbytes: int) -> np.ndarray:
-        """A buffer for an answer."""
+    def outgoing(self, nbytes: int) -> np.ndarray: ...
 
-    def write(self, data: bytes | memoryview | np.ndarray) -> None:
-        """Pass bytes of an answer on."""
+    def write(self, data: bytes | memoryview | np.ndarray) -> None: ...
 
-    def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
-        """The body of the frame that is being handled, for later use; and its release."""
+    def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]: ...
 
-    def postpone(self, header: Header, body: memoryview) -> None:
-        """Handle this frame, and then all later ones, when `resume` is called."""
+    def postpone(self, header: Header, body: memoryview) -> None: ...
 
-    def suspend(self) -> None:
-        """Handle no more frames until `resume`."""
+    def suspend(self) -> None: ...
 
-    def resume(self) -> None:
-        """Handle frames again."""
+    def resume(self) -> None: ...
 
 
 class RoleLink(Protocol):
@@ -102,14 +87,11 @@ class RoleLink(Protocol):
     def open(self) -> bool:
         """Whether both sides have proved the secret."""
 
-    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
-        """Send a frame."""
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None: ...
 
-    def write(self, buffers: Sequence[Buffer]) -> None:
-        """Send whole frames, at once."""
+    def write(self, buffers: Sequence[Buffer]) -> None: ...
 
-    def close(self) -> None:
-        """End the link."""
+    def close(self) -> None: ...
 
 
 class RoleEndpoint(Protocol):
@@ -126,8 +108,7 @@ class RoleEndpoint(Protocol):
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
 
-    def later(self, seconds: float, function: Callable[..., object], *args: object) -> object:
-        """Call `function` after that time."""
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> object: ...
 
     def connect(
         self,
@@ -137,5 +118,4 @@ class RoleEndpoint(Protocol):
         on_up: Callable[[RoleLink], None],
         on_frame: Callable[[RoleLink, Header, memoryview], None],
         on_end: Callable[[RoleLink], None],
-    ) -> RoleLink:
-        """Open a link to another endpoint."""
+    ) -> RoleLink: ...
