@@ -9,13 +9,6 @@ __all__ = ["escape", "html_table"]
 
 
 def escape(value: object) -> str:
-    """A value as text in HTML.
-
-    Examples
-    --------
-    >>> escape("<b>")
-    '&lt;b&gt;'
-    """
     return html.escape(str(value))
 
 
@@ -33,11 +26,6 @@ def html_table(
     box : str
         CSS classes of the box. The attribute ``data-name`` of each cell lets a style sheet put the name of the column
         beside the value, where the page has no room for columns.
-
-    Examples
-    --------
-    >>> html_table(["a"], [["<b>1</b>"]], numbers=[0])
-    '<div class="scroll"><table><tr><th class="n">a</th></tr><tr><td data-name="a" class="n"><b>1</b></td>...'
     """
     of = dict.fromkeys(numbers, ' class="n"')
     top = "".join(f"<th{of.get(n, '')}>{escape(name)}</th>" for n, name in enumerate(head))

@@ -42,11 +42,6 @@ def render(template: str, **values: object) -> str:
     """HTML from a template in ``dps/engine/dashboard/templates``; all values are escaped.
 
     A user's template of the same name, in a folder that stands earlier in Dask's TEMPLATE_PATHS, is taken instead.
-
-    Examples
-    --------
-    >>> "&lt;b&gt;" in render("parameter_server", name="<b>")
-    True
     """
     try:
         environment = get_environment()
@@ -99,21 +94,11 @@ class CheckpointsView(CheckpointStatus, frozen=True):
 class Printer(Protocol):
     """What IPython prints with."""
 
-    def text(self, obj: str) -> None:
-        """Print a text."""
+    def text(self, obj: str) -> None: ...
 
 
 class NotebookStatus(Status, frozen=True):
-    """The state of a parameter server, which notebooks and terminals show as tables.
-
-    Examples
-    --------
-    >>> status = NotebookStatus(name="dps", time=1_795_000_000.0)
-    >>> status
-    <Status of 'dps': 0 of 0 servers up, tables: 0, rows: 0, runs going on: 0>
-    >>> "ParameterServer" in status._repr_html_()
-    True
-    """
+    """The state of a parameter server, which notebooks and terminals show as tables."""
 
     checkpoints: CheckpointsView = msgspec.field(default_factory=CheckpointsView)
 
@@ -151,11 +136,7 @@ def dashboard_link(client: Client) -> str | None:
 
 
 def held_text(status: Status) -> str:
-    """The number of tables, and of their rows and bytes on all servers, copies included.
-
-    >>> held_text(Status(name="dps", time=0.0))
-    '0 tables, 0 rows, 0 B'
-    """
+    """The number of tables, and of their rows and bytes on all servers, copies included."""
     return f"{counted(len(status.tables), 'table')}, {status.rows:,} rows, {size_text(status.bytes)}"
 
 

@@ -50,13 +50,7 @@ def number_text(value: float | None, unit: str = "") -> str:
 
 
 def size_text(nbytes: float) -> str:
-    """A number of bytes, as Dask writes it.
-
-    Examples
-    --------
-    >>> size_text(38400)
-    '37.50 kiB'
-    """
+    """A number of bytes, as Dask writes it."""
     return str(format_bytes(nbytes))  # type: ignore[arg-type]
 
 
@@ -137,13 +131,7 @@ def busy_text(busy: float, full: str = "{}") -> str:
 
 
 def subject(finding: Straggler) -> str:
-    """The party that a finding is about.
-
-    Examples
-    --------
-    >>> subject(Straggler("permanent", trainer=3)), subject(Straggler("server", server=0))
-    ('trainer 3', 'server 0')
-    """
+    """The party that a finding is about."""
     for word, party in (("trainer", finding.trainer), ("server", finding.server), ("machine", finding.host)):
         if party is not None:
             return f"{word} {party}"

@@ -43,8 +43,6 @@ class DriverConnection:
     ----------
     client : distributed.Client, cluster or None
         The Dask cluster; None for Dask's current client.
-    name : str
-        Of the parameter server.
 
     Attributes
     ----------
@@ -199,7 +197,6 @@ class DriverConnection:
             client.forget_routes()
 
     def scheduler_address(self) -> str:
-        """Where Dask's scheduler listens."""
         return str(self.dask_client.scheduler_info(n_workers=0).get("address", ""))
 
     # -- the end
@@ -250,11 +247,6 @@ class DeferredConnection:
 
     It does so no earlier, because Dask unpickles arguments on the worker's event loop, which may not wait. In a worker
     it uses the worker's own client; elsewhere Dask's current one.
-
-    Parameters
-    ----------
-    name : str
-        Of the parameter server.
     """
 
     def __init__(self, name: str):

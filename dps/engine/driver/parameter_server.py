@@ -1220,6 +1220,5 @@ def most_servers(description: Description) -> int:
 
 
 def check_servers(name: str, servers: int) -> None:
-    """Refuse a number of servers that is none."""
     if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= MAX_SERVERS:
         raise InputError(f"{name} is a whole number from 1 to {MAX_SERVERS}, not {servers!r}")

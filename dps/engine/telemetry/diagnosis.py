@@ -105,11 +105,6 @@ EXPLAINED_SHARE = 0.6
 class Diagnosis:
     """Finds the parties that slow a run down. See the module's docstring.
 
-    Parameters
-    ----------
-    history : History
-        The run's reports; the owner of the history adds them.
-
     Examples
     --------
     Two trainers; the second one computes twice as long:

@@ -65,15 +65,7 @@ class Finding(NamedTuple):
     host: str | None = None
 
     def weight(self, now: float) -> float:
-        """How much the finding matters: by its kind, by how long it has lasted, and by how much time is lost.
-
-        Examples
-        --------
-        >>> lasting = Finding("permanent", 1, None, 1.5, 0.0, 0.33, "", "")
-        >>> passing = Finding("transient", 2, None, 9.0, 58.0, 0.89, "", "")
-        >>> lasting.weight(60.0) > passing.weight(60.0)
-        True
-        """
+        """How much the finding matters: by its kind, by how long it has lasted, and by how much time is lost."""
         lost = max(self.share, 0.01) if math.isfinite(self.share) else 0.01
         return KIND_WEIGHTS.get(self.kind, 1.0) * lost * max(now - self.since, 1.0)
 
@@ -167,14 +159,7 @@ def explain(
 
 
 def advise(finding: Finding, staleness: float) -> Finding:
-    """The finding, whose remedy mentions staleness where the run has none and staleness would help.
-
-    Examples
-    --------
-    >>> finding = Finding("transient", 1, None, 2.0, 0.0, 0.5, "", REMEDIES["transient"])
-    >>> advise(finding, staleness=0).remedy
-    'nothing need be done; a staleness of a few clocks (ps.set_staleness(4)) would let the others go on meanwhile'
-    """
+    """The finding, whose remedy mentions staleness where the run has none and staleness would help."""
     if finding.kind != "transient" or staleness > 0:
         return finding
     remedy = (

@@ -66,15 +66,7 @@ class Counters(NamedTuple):
 
 
 def thread_usage() -> ThreadUsage:
-    """The processor time that the calling thread has had.
-
-    Examples
-    --------
-    >>> before = thread_usage()
-    >>> total = sum(range(1_000_000))
-    >>> thread_usage().cpu > before.cpu
-    True
-    """
+    """The processor time that the calling thread has had."""
     return ThreadUsage(threading.get_ident(), time.thread_time(), starved())
 
 

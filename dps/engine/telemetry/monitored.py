@@ -25,8 +25,6 @@ __all__ = [
 
 
 class MonitoredClock(Protocol):
-    """What the monitor reads of a run's clock."""
-
     @property
     def minimum(self) -> int: ...
     def clock_of(self, trainer: int, /) -> int: ...
@@ -34,21 +32,15 @@ class MonitoredClock(Protocol):
 
 
 class MonitoredRequest(Protocol):
-    """What the monitor reads of a request that waits."""
-
     @property
     def since(self) -> float: ...
 
 
 class MonitoredPortions(Protocol):
-    """What the monitor reads of leased work."""
-
     def describe(self) -> dict[str, int]: ...
 
 
 class MonitoredTrainer(Protocol):
-    """What the monitor reads of a trainer."""
-
     @property
     def where(self) -> str: ...
     @property
@@ -105,8 +97,6 @@ class MonitoredRuns(Protocol):
 
 
 class MonitoredServer(Protocol):
-    """What the monitor reads of a server."""
-
     number: int
     worker: str
     key: str
@@ -119,8 +109,6 @@ class MonitoredServer(Protocol):
 
 
 class MonitoredPlace(Protocol):
-    """What the monitor reads of the placement of a shard."""
-
     @property
     def chain(self) -> tuple[int, ...]: ...
     @property

@@ -148,12 +148,10 @@ class TrainerReport(NamedTuple):
         return fields if self.load is None else fields | {"h": list(self.load)}
 
     def encode(self) -> bytes:
-        """Write the body of a frame."""
         return frames.encode_json(self.asdict())
 
     @classmethod
     def decode(cls, body: bytes | memoryview) -> TrainerReport:
-        """Read the body of a frame."""
         return cls.read(_json(body, "a trainer's report"))
 
     @classmethod
@@ -182,7 +180,6 @@ class ServerReport:
 
     @staticmethod
     def encode(report: Mapping[str, object]) -> bytes:
-        """Write the body of a frame."""
         return frames.encode_json(report)
 
     @staticmethod
@@ -248,7 +245,6 @@ def _check_name(kind: str, name: str, what: str) -> None:
 
 
 def _load(load: Load | None, what: str) -> HostLoad | None:
-    """The load of a machine; None where the report has none."""
     if load is None:
         return None
     _check_name("machine", load[0], what)

@@ -41,14 +41,11 @@ class ServerCurves(msgspec.Struct, frozen=True):
     busy: list[float]  # share of its time that the serving thread is at work
 
     def column(self, name: str) -> list[float]:
-        """The column of that name."""
         values: list[float] = getattr(self, name)
         return values
 
 
 class RunHistory(msgspec.Struct, frozen=True):
-    """One run: its trainers, metrics, findings and events, and the servers beside it."""
-
     name: str  # name of the parameter server
     run: int
     began: float
@@ -74,7 +71,6 @@ class KeptReports(NamedTuple):
     rows: np.ndarray  # [entry, len(COLUMNS)]
 
     def values(self) -> TrainerReports:
-        """The same as plain values."""
         rows = {name: _rounded(self.rows[:, i], 6) for i, name in enumerate(COLUMNS)}
         return TrainerReports(self.trainer, self.where, _rounded(self.time, 4), self.clock.astype(int).tolist(), rows)
 

@@ -173,12 +173,6 @@ def process_usage() -> tuple[float, float, int]:
     """(processor seconds of this process, of this thread, resident bytes of the process).
 
     Where /proc is missing, the bytes are the largest number that the process ever had.
-
-    Examples
-    --------
-    >>> seconds, busy, nbytes = process_usage()
-    >>> min(seconds, busy) > 0 and nbytes > 1 << 20
-    True
     """
     nbytes = 0
     with contextlib.suppress(OSError, IndexError, ValueError), open("/proc/self/statm", "rb") as statm:

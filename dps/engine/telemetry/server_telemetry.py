@@ -72,7 +72,6 @@ class ServerTelemetry:
         self._seen: collections.deque[ReportSeen] = collections.deque(maxlen=KEPT_REPORTS)
 
     def reported(self, report: ReceivedReport, now: float, wall: float) -> None:
-        """Take a report that has come."""
         before = self._seen[-1].tables if self._seen else {}
         self.last = report
         load = report["host"]
@@ -140,7 +139,6 @@ class ServerTelemetry:
         )
 
     def tables(self) -> dict[int, TableCounts]:
-        """The newest counts of each table."""
         return self._seen[-1].tables if self._seen else {}
 
     def loads(self, table: int) -> dict[int, float]:

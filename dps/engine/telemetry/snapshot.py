@@ -65,13 +65,7 @@ class ServerPhase(enum.StrEnum):
 
 
 class TimeSplit(msgspec.Struct, frozen=True, gc=False):
-    """Where a trainer's time goes: seconds, or shares from 0 to 1. All pictures have the order of the fields.
-
-    Examples
-    --------
-    >>> TimeSplit(compute=3.0, wait=1.0).total
-    4.0
-    """
+    """Where a trainer's time goes: seconds, or shares from 0 to 1. All pictures have the order of the fields."""
 
     compute: float = 0.0
     pull: float = 0.0
@@ -81,7 +75,6 @@ class TimeSplit(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def total(self) -> float:
-        """The sum of all parts."""
         return self.compute + self.pull + self.wait + self.push + self.serialise
 
 

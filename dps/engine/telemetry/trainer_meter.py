@@ -146,7 +146,6 @@ class TrainerMeter(CallMeter):
     # -- reports
 
     def due(self, now: float) -> bool:
-        """Whether it is time for a report."""
         return now >= self._due
 
     def start(self, trainers: int, now: float) -> None:
@@ -156,11 +155,9 @@ class TrainerMeter(CallMeter):
         self._used = self._usage() if self._usage is not None else None
 
     def split(self, now: float) -> dict[str, float]:
-        """Seconds since the run began, by part; "compute" is what the other parts leave."""
         return {"compute": max(0.0, now - self.began - math.fsum(self.seconds.values())), **self.seconds}
 
     def take(self, now: float) -> TrainerReport:
-        """Make the next report."""
         reported, servers_reported = self._reported
         traffic = self.servers.values()
         seconds = self.seconds

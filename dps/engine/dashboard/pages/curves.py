@@ -90,8 +90,6 @@ def _alike(first: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class LossTimePlot(CurvesPlot):
-    """All metrics against time."""
-
     name, against = "loss-time", "Metrics over time"
     label, since_began = "seconds since the run began", True
 

@@ -105,7 +105,6 @@ class Document:
         self.folds: list[Fold] = []
 
     def fold(self, name: str, plots: list[TitledPlot]) -> Fold:
-        """Fold some of the plots."""
         fold = Fold(name, plots, self.refresh)
         self.folds.append(fold)
         return fold

@@ -127,7 +127,6 @@ class Routes:
         self._listed(self.menus["plots"], MenuEntry(url=url.strip("/"), name=name))
 
     def remove(self) -> None:
-        """Leave the scheduler as it was."""
         while self.undo:
             with contextlib.suppress(Exception):
                 self.undo.pop()()

@@ -72,13 +72,7 @@ def _variables(colours: Mapping[str, str]) -> str:
 
 
 def style(selector: str) -> str:
-    """The CSS variables of the light and the dark look, for the elements of `selector` and all within them.
-
-    Examples
-    --------
-    >>> "prefers-color-scheme: dark" in style(":root")
-    True
-    """
+    """The CSS variables of the light and the dark look, for the elements of `selector` and all within them."""
     dark = f"@media (prefers-color-scheme: dark) {{ {selector} {{ {_variables(DARK)} color-scheme: dark; }} }}"
     return f"{selector} {{ {_variables(LIGHT)} }}\n{dark}"
 
@@ -172,7 +166,6 @@ class Drawn(TitledPlot):
         return column(self.heading, *figures, sizing_mode=sizing)
 
     def entitle(self, snapshot: Status | None) -> None:
-        """Update the title."""
         self.heading.text = heading(self, self.title(snapshot))
 
 
@@ -301,13 +294,7 @@ def _same(old: Values | None, new: Values) -> bool:
 
 
 def number(values: Iterable[float | None]) -> np.ndarray:
-    """An array to draw; None becomes NaN, which is not drawn.
-
-    Examples
-    --------
-    >>> number([1, None])
-    array([ 1., nan], dtype=float32)
-    """
+    """An array to draw; None becomes NaN, which is not drawn."""
     return np.array([np.nan if value is None else value for value in values], np.float32)
 
 

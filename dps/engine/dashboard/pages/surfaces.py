@@ -37,11 +37,6 @@ class Surfaces:
     """Pages, JSON and metrics of the parameter servers of one scheduler.
 
     Training needs none of them, so a failure is only logged.
-
-    Examples
-    --------
-    >>> surfaces = Surfaces()
-    >>> surfaces.uninstall()  # nothing is installed
     """
 
     def __init__(self) -> None:
@@ -51,11 +46,6 @@ class Surfaces:
         """Add the pages, the JSON and the metrics, as far as the scheduler has interfaces for them.
 
         This runs on the scheduler's loop.
-
-        Parameters
-        ----------
-        controller : Controller
-            It has `sessions` by name, each with a `monitor`, and its `scheduler`.
         """
         self.uninstall()
         self.routes = Routes(controller.scheduler)

@@ -314,7 +314,6 @@ def by_group(trainers: Sequence[Windows], values: np.ndarray) -> tuple[list[str]
 
 
 def mean_of(values: np.ndarray) -> np.ndarray:
-    """The mean of the finite values of each column."""
     finite = np.isfinite(values)
     count = finite.sum(0)
     return np.where(count > 0, np.where(finite, values, 0.0).sum(0) / np.maximum(count, 1), np.nan)
