@@ -47,8 +47,7 @@ class KeyedRows(Protocol):
     """What is used of the rows of a keyed table."""
 
     @property
-    def keys(self) -> np.ndarray:
-        """The keys of the rows."""
+    def keys(self) -> np.ndarray: ...
 
     @property
     def before(self) -> np.ndarray:
@@ -93,12 +92,7 @@ class Fused(NamedTuple):
 
 
 class PreparedPlan:
-    """A plan whose operations are looked up, to be carried out many times.
-
-    Parameters
-    ----------
-    plan : ProgramPlan
-    """
+    """A plan whose operations are looked up, to be carried out many times."""
 
     def __init__(self, plan: ProgramPlan):
         self.plan = plan
@@ -109,7 +103,6 @@ class PreparedPlan:
 
     @classmethod
     def of(cls, content: bytes) -> PreparedPlan:
-        """What a plan that has arrived is prepared as."""
         return cls(ProgramPlan.of(content))
 
     @property

@@ -26,12 +26,10 @@ class Block(Protocol):
     """Rows of a pool that hold the elements of a node."""
 
     @property
-    def pool(self) -> Any:
-        """The pool that has them."""
+    def pool(self) -> Any: ...
 
     @property
-    def first(self) -> int:
-        """The first one's number in the pool."""
+    def first(self) -> int: ...
 
 
 class Literal:
@@ -169,13 +167,11 @@ def applied(name: str, operands: Sequence[Node | np.ndarray | bool | int | float
 
 
 def check_widths(nodes: Sequence[Node]) -> None:
-    """Raise InputError if one of these has a single element where others have several."""
     if len({node.shape[-1] for node in nodes}) > 1:
         raise InputError("a vector of one element lies elsewhere than the elements of others: use vector[0]")
 
 
 def converted(operand: Node | np.ndarray | bool | int | float, dtype: np.dtype) -> Operand:
-    """An operand in a dtype."""
     if isinstance(operand, Node):
         return operand if operand.dtype == dtype else Node(operand.shape, checked(dtype, "astype"), "cast", [operand])
     return Literal(

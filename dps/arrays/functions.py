@@ -18,7 +18,6 @@ __all__ = ["filled"]
 
 
 def filled(space: Any, shape: tuple[int, ...], value: Any, dtype: DType = None) -> PSArray:
-    """An array with one number everywhere."""
     dtype = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
     return made(space, Node(shape, statistics.checked(dtype, "full"), "cast", [converted(value, dtype)]))
 

@@ -20,8 +20,7 @@ class Indexed(Protocol):
     node: Node
 
     @property
-    def space(self) -> Space:
-        """The arrays of its parameter server."""
+    def space(self) -> Space: ...
 
     def hold(self, node: Node) -> None:
         """Have the elements of another node."""
@@ -92,7 +91,6 @@ def stored_at(vector: Indexed) -> tuple[VectorPool, int]:
 
 
 def taken(vector: Indexed, index: Any) -> Any:
-    """The elements at an index."""
     places = positions(vector.node.shape[0], index)
     pool, first = stored_at(vector)
     space, node = vector.space, vector.node

@@ -33,7 +33,6 @@ class PoolLayout(NamedTuple):
     ----------
     size : int
         Elements of a vector.
-    shards : int
     capacity : int
         Vectors.
     """
@@ -44,7 +43,6 @@ class PoolLayout(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What lies in the pool."""
         return f"vectors of {self.size}"
 
     @property
@@ -59,7 +57,6 @@ class PoolLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the table."""
         return self.shards * self.capacity * self.part
 
     def extent(self, shard: int) -> tuple[int, int]:
@@ -134,10 +131,8 @@ class KeyedLayout(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What lies in the pool."""
         return f"sparse vectors of {'any size' if self.size == EVERY_KEY else self.size}"
 
     @property
     def table(self) -> dict[str, int]:
-        """What its table is made with."""
         return {"dim": self.capacity}

@@ -22,12 +22,7 @@ Mapped = Callable[..., Any]
 
 
 class VectorMap:
-    """The part that sets a vector to a user's function of others.
-
-    Parameters
-    ----------
-    function : callable
-    """
+    """The part that sets a vector to a user's function of others."""
 
     def __init__(self, function: Mapped):
         self.function = function

@@ -110,13 +110,7 @@ class PSMatrix(PSArray):
 
 
 class Transposed:
-    """The transpose of a matrix on the servers: an operand of ``@``, and nothing else.
-
-    Attributes
-    ----------
-    T : PSMatrix
-        The matrix itself.
-    """
+    """The transpose of a matrix on the servers: an operand of ``@``, and nothing else."""
 
     def __init__(self, matrix: Any):
         self.T: PSMatrix = matrix
@@ -128,12 +122,10 @@ class Transposed:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the elements."""
         return self.T.dtype
 
     @property
     def ndim(self) -> int:
-        """Two."""
         return 2
 
     def __repr__(self) -> str:
@@ -144,7 +136,6 @@ class Transposed:
         return self.T[column, row]
 
     def to_numpy(self) -> np.ndarray:
-        """All elements, as a new array of numpy."""
         return self.T.to_numpy().T
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
@@ -209,7 +200,6 @@ def _combined(weights: object, matrix: PSMatrix) -> PSArray:
 
 
 def eye(space: Any, rows: int, columns: int | None = None, k: int = 0, dtype: Any = np.float64) -> PSArray:
-    """A matrix with ones on a diagonal."""
     index = Node((columns or rows,), np.dtype(np.int64), "index")
     node = applied("equal", [index, np.arange(k, rows + k)[:, None]])
     return made(space, converted(node, np.dtype(dtype)))

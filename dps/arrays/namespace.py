@@ -63,11 +63,9 @@ class NamespaceInfo:
         return dict(CAPABILITIES)
 
     def default_device(self) -> str:
-        """The servers."""
         return "servers"
 
     def devices(self) -> list[str]:
-        """The servers."""
         return ["servers"]
 
     def default_dtypes(self, *, device: object = None) -> dict[str, np.dtype]:

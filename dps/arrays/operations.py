@@ -53,7 +53,6 @@ def negated(operand: np.ndarray, out: np.ndarray) -> None:
 
 
 def weighted(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Sums of rows: ``weights @ rows``."""
     np.matmul(weights, rows, out=out)
 
 
@@ -85,12 +84,10 @@ def place_over_rows(name: str) -> Computed:
 
 
 def row(operand: np.ndarray, number: np.ndarray, out: np.ndarray) -> None:
-    """A row of a matrix."""
     np.copyto(out, operand[int(number)])
 
 
 def rows_at(operand: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> None:
-    """Rows of a matrix, in the order of their numbers."""
     np.copyto(out, operand[numbers])
 
 
@@ -111,7 +108,6 @@ def name_of_ufunc(ufunc: np.ufunc) -> str | None:
 
 
 def checked(dtype: np.dtype, what: str) -> np.dtype:
-    """The dtype, if vectors can have it."""
     if dtype.kind not in KINDS or dtype.itemsize > WIDEST or not dtype.isnative:
         raise InputTypeError(
             f"{what} gives {dtype}, and vectors on the servers have bool, whole numbers or floats of at most 64 bits: "

@@ -22,7 +22,6 @@ class PoolBlock:
 
     Parameters
     ----------
-    pool : VectorPool
     first : int
         The number of the first vector.
     count : int
@@ -52,8 +51,6 @@ class VectorPool:
 
     Parameters
     ----------
-    store : ArrayStore
-    layout : PoolLayout or KeyedLayout
     dtype : dtype
         Of the table.
     table : str, optional
@@ -74,7 +71,6 @@ class VectorPool:
 
     @property
     def used(self) -> int:
-        """How many vectors are in use."""
         with self._lock:
             self._take_back()
             return self._vectors.count(USED)
@@ -84,7 +80,6 @@ class VectorPool:
 
         Parameters
         ----------
-        count : int
         beside : int, optional
             A vector beside which they are to lie, if there is room: what is written at once is then one range of rows.
 
@@ -115,7 +110,6 @@ class VectorPool:
         return PoolBlock(self, first, count)
 
     def taken(self) -> list[int]:
-        """The numbers of the vectors that are in use."""
         with self._lock:
             self._take_back()
             return [number for number, state in enumerate(self._vectors) if state == USED[0]]

@@ -59,13 +59,11 @@ class ProgramPlan:
 
     @functools.cached_property
     def remembered(self) -> Remembered:
-        """The plan as it travels."""
         lists = [self.inputs, self.constants, self.outputs, self.registers, self.steps, self.reductions]
         return Remembered(msgspec.msgpack.encode(lists))
 
     @classmethod
     def of(cls, content: bytes) -> ProgramPlan:
-        """The plan that has arrived."""
         return cls(*msgspec.msgpack.decode(content))
 
 
@@ -74,10 +72,8 @@ class Program(NamedTuple):
 
     Attributes
     ----------
-    plan : ProgramPlan
     inputs, outputs : list of int
         The number of the first vector of each block in the pool.
-    constants : list of number or ndarray
     """
 
     plan: ProgramPlan

@@ -30,18 +30,12 @@ Items = tuple[np.ndarray, np.ndarray]
 
 
 class SparseSpace(Space):
-    """The pools of a parameter server's sparse vectors.
-
-    Parameters
-    ----------
-    store : ArrayStore
-    """
+    """The pools of a parameter server's sparse vectors."""
 
     kind = "sparse"
     capacity = 8  # vectors of a pool, unless the caller says otherwise, because a row has room for all of them
 
     def layout(self, size: int, capacity: int) -> KeyedLayout:
-        """Where the vectors of a pool lie."""
         if size > EVERY_KEY:
             raise InputError(f"a sparse vector has {EVERY_KEY} elements at most, one for each int64")
         return KeyedLayout(size, capacity)
@@ -62,18 +56,15 @@ class SparseSpace(Space):
             self._compute(together, [])
 
     def reduce(self, wishes: Sequence[Wish]) -> list[Partial]:
-        """Reductions over nodes of one length, in one round trip."""
         for wish in wishes:
             check_reduction(wish.kind)
         return super().reduce(wishes)
 
     def replace(self, old: Node, new: Node) -> None:
-        """Compute a node into the block of another one."""
         check_stored(new)
         super().replace(old, new)
 
     def put(self, node: Node, block: Block) -> None:
-        """Compute a node into a block that no other node's elements are in."""
         found = list(leaves([node]))
         if self._fits(found, block.pool):
             self._run(block.pool, [(node, block)], [], found)
@@ -170,7 +161,6 @@ class SparseSpace(Space):
 
 
 def check_dtype(dtype: np.dtype) -> None:
-    """Raise InputTypeError if no table has that dtype."""
     if dtype != table_dtype(dtype):
         raise InputTypeError(
             f"a sparse vector of {dtype} is not stored on the servers, but those of float32, float64 and int64 are: "
@@ -179,7 +169,6 @@ def check_dtype(dtype: np.dtype) -> None:
 
 
 def check_stored(node: Node) -> None:
-    """Raise an error if a node cannot be stored as a sparse vector."""
     check_dtype(node.dtype)
     check_background(node)
 

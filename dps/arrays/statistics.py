@@ -42,12 +42,10 @@ class Computable(Protocol):
     """A vector or matrix on the servers."""
 
     @property
-    def space(self) -> Space:
-        """Where it is computed."""
+    def space(self) -> Space: ...
 
     @property
-    def node(self) -> Node:
-        """What it is computed from."""
+    def node(self) -> Node: ...
 
 
 def reduced(array: Computable, kind: str, axis: Axis = None, keepdims: bool = False, dtype: DType = None) -> Any:
@@ -85,7 +83,6 @@ def moments(array: Computable, axis: Axis = None, keepdims: bool = False, ddof: 
 
 
 def placed(array: Computable, kind: str, axis: Axis = None, keepdims: bool = False) -> Any:
-    """argmin or argmax."""
     node = array.node
     every = len(node.shape) == 2 and axis is None
     by_row = 1 if every else across(node, axis)
@@ -106,7 +103,6 @@ def topped(array: Computable, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dotted(first: Computable, second: Computable) -> Any:
-    """The dot product of two vectors."""
     left, right, dtype = _paired(first.node, second.node)
     (partial,) = first.space.reduce([Wish("dot", (left, right), 0)])
     return typed(partial, dtype)
@@ -183,7 +179,6 @@ def _cast(node: Node, dtype: DType) -> Node:
 
 
 def dtype_of(kind: str, dtype: np.dtype) -> np.dtype:
-    """The dtype of a reduction of that name."""
     if kind in COUNTED and dtype.kind in "biu":
         return np.dtype(np.uint64 if dtype.kind == "u" else np.int64)
     if kind == "count":

@@ -34,8 +34,7 @@ class ArrayStore(Protocol):
     def map(self, table: str, function: Function, **arguments: object) -> None:
         """Run a function of `mapping` on all shards."""
 
-    def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:
-        """The values of rows."""
+    def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray: ...
 
     def assign(self, table: str, keys: np.ndarray | slice, values: np.ndarray) -> None:
         """Replace the values of rows; of a repeated row the last one counts."""

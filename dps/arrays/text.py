@@ -18,24 +18,19 @@ class Shown(Protocol):
     """What is told of a vector or matrix."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of elements along each axis."""
+    def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def dtype(self) -> np.dtype:
-        """Of the elements."""
+    def dtype(self) -> np.dtype: ...
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
+    def nbytes(self) -> int: ...
 
     @property
-    def is_stored(self) -> bool:
-        """Whether its elements lie on the servers."""
+    def is_stored(self) -> bool: ...
 
     @property
-    def space(self) -> Space:
-        """The arrays of its parameter server."""
+    def space(self) -> Space: ...
 
 
 def _facts(array: Shown) -> dict[str, str]:

@@ -32,7 +32,6 @@ class EdgeList(NamedTuple):
 
 
 def none_at_all() -> InputError:
-    """The error of a graph without edges."""
     return InputError("there are 0 edges: a graph needs one, if only a vertex's edge to itself")
 
 
@@ -51,11 +50,6 @@ def edge_source(edges: object, weights: object = None, columns: Sequence | None 
     ------
     InputError, InputTypeError
         There are no edges, or they have another form.
-
-    Examples
-    --------
-    >>> edge_source([[1, 2], [2, 3]]).data.shape
-    (2, 2)
     """
     if is_spark(edges) or (hasattr(edges, "columns") and not isinstance(edges, np.ndarray)):
         return _of_frame(edges, weights, columns)
@@ -112,23 +106,12 @@ def _of_dask(edges: Any, weights: Any) -> EdgeSource:
 def vertex_ids(ids: object, what: str) -> np.ndarray:
     """Ids of vertices as int64.
 
-    Parameters
-    ----------
-    ids : array_like
-    what : str
-        What they are, for messages.
-
     Raises
     ------
     InputError
         Ids that are missing, not whole, or no int64.
     InputTypeError
         Ids that are no numbers.
-
-    Examples
-    --------
-    >>> vertex_ids([1.0, 3.0], "sources")
-    array([1, 3])
     """
     array = np.asarray(ids)
     if array.dtype.kind == "i":
@@ -168,11 +151,6 @@ def edge_list(partitions: Sequence[object]) -> EdgeList:
     ----------
     partitions : sequence
         Each an array [n, 2], a pair of it and weights [n], or a tuple of sources, targets and perhaps weights.
-
-    Examples
-    --------
-    >>> edge_list([np.array([[1, 2], [2, 3]])]).target
-    array([2, 3])
     """
     parts = [_one(partition) for partition in partitions]
     weighted = [part.weight for part in parts if part.weight is not None]

@@ -26,15 +26,6 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio 
 def owners(vertices: np.ndarray, trainers: int) -> np.ndarray:
     """Which trainer owns each vertex, by a hash of its id.
 
-    Parameters
-    ----------
-    vertices : ndarray of int64
-    trainers : int
-
-    Returns
-    -------
-    ndarray of int64
-
     Examples
     --------
     >>> owners(np.array([1, 2, 3, 1]), 2)
@@ -54,7 +45,6 @@ def exchanged(trainer: dps.Trainer, mailbox: str, number: int, rows: np.ndarray,
 
     Parameters
     ----------
-    trainer : dps.Trainer
     mailbox : str
         A keyed int64 table of dim `BLOCK` with ``dps.Assign()``.
     number : int

@@ -25,26 +25,14 @@ T = TypeVar("T")
 
 
 def checked_count(name: str, value: object, least: int = 1) -> int:
-    """`value`, if it is a whole number from `least` on.
-
-    Examples
-    --------
-    >>> checked_count("max_iter", 20)
-    20
-    """
+    """`value`, if it is a whole number from `least` on."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
         raise InputError(f"{name} is a whole number, {least} or more; not {value!r}")
     return int(value)
 
 
 def checked_number(name: str, value: object, among: str, within: Callable[[float], bool]) -> float:
-    """`value`, if it is a number for which `within` holds; `among` names these numbers in messages.
-
-    Examples
-    --------
-    >>> checked_number("damping", 0.5, "a number from 0 to below 1", lambda number: 0 <= number < 1)
-    0.5
-    """
+    """`value`, if it is a number for which `within` holds; `among` names these numbers in messages."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not within(float(value)):
@@ -53,14 +41,7 @@ def checked_number(name: str, value: object, among: str, within: Callable[[float
 
 
 class GraphJob:
-    """The tables of one call of an algorithm, under names of their own. A context manager, which drops them.
-
-    Parameters
-    ----------
-    ps : dps.ParameterServer
-    algorithm : str
-        Its name, for the names of the tables.
-    """
+    """The tables of one call of an algorithm, under names of their own. A context manager, which drops them."""
 
     def __init__(self, ps: dps.ParameterServer, algorithm: str):
         self._ps, self._name = ps, f"{algorithm}-{uuid.uuid4().hex[:8]}"
@@ -88,7 +69,6 @@ class GraphJob:
         return name
 
     def keep(self, name: str) -> None:
-        """Let a table outlive the job."""
         self._tables.remove(name)
 
     def mailbox(self) -> str:

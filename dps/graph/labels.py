@@ -26,8 +26,6 @@ __all__ = ["label_propagation"]
 
 
 class LabelPlan(NamedTuple):
-    """What each trainer needs to know."""
-
     mailbox: str
     labels: str  # table of the labels as they are at a clock
     result: str
@@ -148,7 +146,6 @@ def favourites(source: np.ndarray, others: np.ndarray, label: np.ndarray, seed: 
         For each edge the number of its vertex, and the label at its other end.
     label : ndarray of int64, [n]
         The vertices' own labels.
-    seed : int
 
     Examples
     --------

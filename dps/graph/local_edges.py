@@ -37,11 +37,8 @@ def owned_edges(trainer: dps.Trainer, mailbox: str, partitions: Sequence[object]
 
     Parameters
     ----------
-    trainer : dps.Trainer
     mailbox : str
         The table for :func:`dps.graph.exchange.exchanged`.
-    partitions : sequence
-        What the training function was given.
     directed : bool
         If not, each edge counts in both directions.
 

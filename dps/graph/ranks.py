@@ -36,8 +36,6 @@ SHOWN = 5
 
 
 class RankPlan(NamedTuple):
-    """What each trainer needs to know."""
-
     mailbox: str
     sums: tuple[str, str]  # tables of what vertices receive, by turns
     ranks: str
@@ -232,7 +230,6 @@ def shares(own: OwnedEdges) -> tuple[np.ndarray, np.ndarray]:
 
 
 def receiving_part(own: OwnedEdges, share: np.ndarray, dangling: np.ndarray, jump: np.ndarray) -> Receiving:
-    """The vertices at which an edge ends."""
     places, is_receiving = own.receiving, receives(own)
     edges = np.flatnonzero(is_receiving[own.source])
     columns = np.cumsum(is_receiving)[own.source[edges]] - 1
@@ -242,7 +239,6 @@ def receiving_part(own: OwnedEdges, share: np.ndarray, dangling: np.ndarray, jum
 
 
 def still_part(own: OwnedEdges, share: np.ndarray, dangling: np.ndarray, jump: np.ndarray) -> Still:
-    """The vertices at which no edge ends."""
     still = ~receives(own)
     passed = share * np.where(still, jump, 0.0)[own.source]
     return Still(jump[still], float(jump[still & dangling].sum()), np.bincount(own.target, passed, len(own.targets)))

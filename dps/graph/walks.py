@@ -44,8 +44,6 @@ MAX_VERTICES = 3_000_000_000
 
 
 class WalkPlan(NamedTuple):
-    """What each trainer needs to know."""
-
     mailbox: str
     numbers: str  # vertex -> number, while the edges are written
     vertices: str

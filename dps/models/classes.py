@@ -30,7 +30,6 @@ class ClassPlan(Protocol):
 
 
 def check_class_weight(wanted: object) -> None:
-    """Refuse weights of classes that are no numbers of 0 or more."""
     if isinstance(wanted, dict):
         wrong = {label: weight for label, weight in wanted.items() if not Number().allows(weight)}
         if wrong:
@@ -40,15 +39,7 @@ def check_class_weight(wanted: object) -> None:
 
 
 def class_weights(wanted: dict | str | None, classes: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
-    """A weight for each class, or None if all are 1. `counts` is the sum of the weights of each class's rows.
-
-    Examples
-    --------
-    >>> class_weights("balanced", np.array(["no", "yes"]), np.array([30.0, 10.0]))
-    array([0.6666667, 2.       ], dtype=float32)
-    >>> class_weights({"yes": 3}, np.array(["no", "yes"]), None)
-    array([1., 3.], dtype=float32)
-    """
+    """A weight for each class, or None if all are 1. `counts` is the sum of the weights of each class's rows."""
     if wanted is None:
         return None
     if isinstance(wanted, dict):
@@ -71,7 +62,6 @@ def coded(piece: Piece, plan: ClassPlan) -> tuple[Block, np.ndarray, np.ndarray 
 
 
 def _codes(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """The number of each label among the classes."""
     codes = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
     unknown = classes[codes] != y
     if np.any(unknown):

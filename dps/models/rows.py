@@ -42,17 +42,14 @@ class HomeTable:
         self.keys, self.values = keys, values
 
     def find(self, ids: np.ndarray) -> Found:
-        """The rows of these ids, and which of them there are; the others are zero."""
         return looked_up(self.keys, self.values, ids)
 
     def nearest(self, **arguments: Any) -> tuple[np.ndarray, np.ndarray]:
-        """What `dps.functions.products.nearest` returns."""
         part: Function = products.nearest
         rows: Any = HomeRows(self.keys, self.values)
         return part.merged([part(rows, **arguments)], arguments)
 
     def everything(self) -> tuple[np.ndarray, np.ndarray]:
-        """All ids, sorted, and their rows."""
         return self.keys, self.values
 
 
@@ -63,7 +60,6 @@ class LiveTable:
         self.client, self.name, self.dim = client, name, dim
 
     def find(self, ids: np.ndarray) -> Found:
-        """The rows of these ids, and which of them there are; the others are zero."""
         distinct = np.unique(ids)
         parts = [
             self.client.call(products.existing, self.name, distinct[first : first + PULL_ROWS])
@@ -77,11 +73,9 @@ class LiveTable:
         return looked_up(keys[order], values[order].astype(np.float32, copy=False), ids)
 
     def nearest(self, **arguments: Any) -> tuple[np.ndarray, np.ndarray]:
-        """What `dps.functions.products.nearest` returns."""
         return self.client.call(products.nearest, self.name, **arguments)
 
     def everything(self) -> tuple[np.ndarray, np.ndarray]:
-        """All ids, sorted, and their rows."""
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *self.client.keys(self.name)]))
         values = np.empty((len(keys), self.dim), np.float32)
         for first in range(0, len(keys), PULL_ROWS):

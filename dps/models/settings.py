@@ -26,23 +26,15 @@ class SettingRule(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number, `least` or more; or one of the values of `other`.
-
-    Examples
-    --------
-    >>> Whole(1).allows(3), Whole(1).allows(0), Whole(1).allows(True), Whole(1, other=(None,)).allows(None)
-    (True, False, False, True)
-    """
+    """A whole number, `least` or more; or one of the values of `other`."""
 
     least: int = 1
     other: tuple[object, ...] = ()
 
     def allows(self, value: object) -> bool:
-        """Whether the setting may have this value."""
         return is_whole(value, self.least) or is_one_of(value, self.other)
 
     def text(self) -> str:
-        """What the setting is, for the message that refuses another value."""
         return f"a whole number, {self.least} or more" + alternatives(self.other)
 
 
@@ -64,14 +56,12 @@ class Number:
     other: tuple[object, ...] = ()
 
     def allows(self, value: object) -> bool:
-        """Whether the setting may have this value."""
         return (is_number(value) and self._holds(float(value))) or is_one_of(value, self.other)  # type: ignore[arg-type]
 
     def _holds(self, value: float) -> bool:
         return self.least < value < self.most if self.inside else self.least <= value <= self.most
 
     def text(self) -> str:
-        """What the setting is, for the message that refuses another value."""
         if self.most < math.inf:
             bounds = (
                 f"between {self.least:g} and {self.most:g}" if self.inside else f"from {self.least:g} to {self.most:g}"
@@ -82,23 +72,13 @@ class Number:
 
 
 class OneOf:
-    """A value among some.
-
-    Examples
-    --------
-    >>> OneOf("cg", "exact").allows("cg"), OneOf("cg", "exact").text()
-    (True, 'one of cg, exact')
-    """
-
     def __init__(self, *values: object):
         self.values = values
 
     def allows(self, value: object) -> bool:
-        """Whether the setting may have this value."""
         return is_one_of(value, self.values)
 
     def text(self) -> str:
-        """What the setting is, for the message that refuses another value."""
         return repr(self.values[0]) if len(self.values) == 1 else f"one of {', '.join(map(str, self.values))}"
 
 
@@ -106,16 +86,11 @@ Rules: TypeAlias = Mapping[str, SettingRule]  # by the names of settings
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether this is a whole number, `least` or more."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite number.
-
-    >>> is_number(0.5), is_number(math.nan), is_number("much")
-    (True, False, False)
-    """
+    """Whether this is a finite number."""
     return isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value)
 
 
@@ -130,11 +105,6 @@ def alternatives(values: tuple[object, ...]) -> str:
 
 
 def refuse_other(name: str, value: object, rule: SettingRule) -> None:
-    """Raise an error where the rule of a setting does not allow its value.
-
-    >>> refuse_other("epochs", 0, Whole(1))
-    Traceback (most recent call last):
-    dps.errors.InputError: epochs is a whole number, 1 or more; not 0
-    """
+    """Raise an error where the rule of a setting does not allow its value."""
     if not rule.allows(value):
         raise InputError(f"{name} is {rule.text()}; not {told(value)}")

@@ -28,11 +28,7 @@ Live = TypeVar("Live", bound=LiveWeights)
 
 
 def default_batch(rows: int) -> int:
-    """Rows in a step of a trainer, for data of so many rows.
-
-    >>> default_batch(10_000), default_batch(5_000_000)
-    (100, 1000)
-    """
+    """Rows in a step of a trainer, for data of so many rows."""
     return min(BATCH_ROWS, max(1, rows // MIN_STEPS))
 
 

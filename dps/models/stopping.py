@@ -27,14 +27,7 @@ class Ending(NamedTuple):
 
 
 def without_held_out(parts: Sequence[Part], fraction: float) -> tuple[list[Part], list[Part]]:
-    """(rows to train on, rows held out) of each part, chosen at random in the same way each time.
-
-    Examples
-    --------
-    >>> (train,), (held,) = without_held_out([(np.arange(20.0)[:, None], np.arange(20), None)], 0.1)
-    >>> len(train[1]), len(held[1]), sorted([*train[1], *held[1]]) == list(range(20))
-    (18, 2, True)
-    """
+    """(rows to train on, rows held out) of each part, chosen at random in the same way each time."""
     both: tuple[list[Part], list[Part]] = [], []
     for X, y, weights in parts:
         chosen = np.zeros(len(y), bool)
@@ -56,11 +49,6 @@ def curve_of(losses: np.ndarray) -> list[float]:
     ------
     InputError
         No row with a weight.
-
-    Examples
-    --------
-    >>> curve_of(np.array([[3.0, 4.0], [1.0, 4.0], [0.0, 0.0]]))
-    [0.75, 0.25]
     """
     made = np.flatnonzero(losses[:, 1])
     if not len(made):

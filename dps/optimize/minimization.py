@@ -57,8 +57,6 @@ class Minimization:
         End when the norm that the solver watches is at most `tol`.
     f_tol : float
         End when the loss falls by at most this fraction of itself (of 1, if it is less than 1) in an iteration.
-    max_iter : int
-        The largest number of iterations.
     callback : callable, optional
         Called with an OptimizeResult after each iteration; it may raise StopIteration.
     watched : str
@@ -91,7 +89,6 @@ class Minimization:
         self._fall = math.inf  # fall of the last iteration, relative
 
     def evaluate(self, x: Vector) -> tuple[float, Vector]:
-        """Loss and gradient at x, checked."""
         return self.checked(x, self._fun(x))
 
     def checked(self, x: Vector, answer: object) -> tuple[float, Vector]:
@@ -111,7 +108,6 @@ class Minimization:
         return float(value), gradient
 
     def begin(self) -> None:
-        """Evaluate the first point."""
         self.value, self.gradient = self.evaluate(self.x)
         if not math.isfinite(self.value):
             raise NotFiniteError(
@@ -176,21 +172,18 @@ def start_of(x0: Vector) -> Vector:
 
 
 def nonnegative(name: str, value: float) -> float:
-    """A setting that is a finite number, 0 or more."""
     if not _is_number(value) or not 0 <= value < math.inf:
         raise InputError(f"{name} is a finite number, 0 or more; not {value!r}")
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
-    """A setting that is a finite number above 0."""
     if not _is_number(value) or not 0 < value < math.inf:
         raise InputError(f"{name} is a finite number above 0; not {value!r}")
     return float(value)
 
 
 def counted(name: str, value: int) -> int:
-    """A setting that is a whole number, 1 or more."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
     return int(value)

@@ -71,8 +71,6 @@ Elements: TypeAlias = Callable[..., np.ndarray | None]
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPlan:
-    """What each trainer gets."""
-
     x: Any  # tables, or vectors on the servers
     gradient: Any
     board: str

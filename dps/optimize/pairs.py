@@ -48,7 +48,6 @@ class Pairs:
         self._changes.append(change)
 
     def clear(self) -> None:
-        """Forget all pairs."""
         self.__init__(self._most)  # type: ignore[misc]
 
     def direction(self, gradient: Vector) -> tuple[Vector, float]:

@@ -112,12 +112,5 @@ def stored(expression: Vector) -> Vector:
 
 
 def soft_threshold(vector: Vector, threshold: float | Vector) -> Vector:
-    """Each element moved towards 0 by `threshold`, and no further: the proximal operator of the L1 norm.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> soft_threshold(np.array([-3.0, 0.5, 2.0]), 1.0)
-    array([-2.,  0.,  1.])
-    """
+    """Each element moved towards 0 by `threshold`, and no further: the proximal operator of the L1 norm."""
     return np.sign(vector) * np.maximum(np.abs(vector) - threshold, 0.0)

@@ -202,13 +202,11 @@ class SortedItems:
         self.counts = np.diff(self._ends)[users]
 
     def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Which of these users have seen these items, place by place."""
         out = np.empty(len(items), bool)
         are_in_rows(self._ends, self._indices, self._users[owners], items, out)
         return out
 
     def of(self, owner: int) -> np.ndarray:
-        """What one of them has seen, each item once."""
         user = self._users[owner]
         return self._indices[self._ends[user] : self._ends[user + 1]]
 
@@ -222,11 +220,9 @@ class GatheredItems:
         self.counts = np.bincount(self._pairs // max(items, 1), minlength=len(distinct))[self._codes]
 
     def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Which of these users have seen these items, place by place."""
         return _are_among(self._codes[owners] * self._items + items, self._pairs)
 
     def of(self, owner: int) -> np.ndarray:
-        """What one of them has seen, each item once."""
         user = self._codes[owner]
         start, stop = np.searchsorted(self._pairs, [user * self._items, (user + 1) * self._items])
         return self._pairs[start:stop] - user * self._items

@@ -15,12 +15,10 @@ class Clocked(Protocol):
     """What is needed of a trainer: its number, and the iterations that it has completed."""
 
     @property
-    def number(self) -> int:
-        """Which trainer of the run it is."""
+    def number(self) -> int: ...
 
     @property
-    def clock(self) -> int:
-        """Iterations completed."""
+    def clock(self) -> int: ...
 
 
 def generator(trainer: Clocked, seed: int = 0) -> np.random.Generator:

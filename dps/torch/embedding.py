@@ -74,7 +74,6 @@ class TableRows(torch.nn.Module):
 
 
 def as_codes(codes: object) -> torch.Tensor:
-    """Positions of rows, as torch takes them."""
     return torch.from_numpy(np.ascontiguousarray(codes))
 
 

@@ -129,7 +129,6 @@ def contents_of(part: Savable) -> Tensors:
 
 
 def rows_of(module: TableRows) -> Tensors:
-    """All rows of a module's table."""
     caller, table = module.caller, module.table
     if not checked_table(caller, table).keyed:
         return {f"{table}.values": torch.from_numpy(caller.pull(table).reshape(-1, module.dim))}

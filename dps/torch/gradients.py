@@ -46,10 +46,6 @@ class Lookup:
 class UnpushedGradients:
     """Gradients of the rows of a table that are computed, and not pushed.
 
-    Parameters
-    ----------
-    table : str
-
     Examples
     --------
     >>> unpushed = UnpushedGradients("items")
@@ -98,7 +94,6 @@ class UnpushedGradients:
         return gather_sum(np.concatenate(keys), np.concatenate(gradients))
 
     def spend(self) -> None:
-        """The gradients are pushed."""
         for lookup in self._lookups:
             lookup.pushed, lookup.gradient = True, None
         self._lookups = []

@@ -17,8 +17,6 @@ ROUNDING = 8 * np.finfo(float).eps  # of a squared distance, as a fraction of th
 
 
 class Nearest(NamedTuple):
-    """The nearest center of each row."""
-
     labels: np.ndarray  # int32 [rows]
     distances: np.ndarray  # squared, float64 [rows]
 
@@ -36,13 +34,6 @@ class HomeCenters:
 
 
 def dense_rows(block: Block) -> np.ndarray:
-    """Rows of a block as a dense array.
-
-    Examples
-    --------
-    >>> dense_rows(scipy.sparse.csr_matrix([[0.0, 2.0]]))
-    array([[0., 2.]])
-    """
     return block.toarray() if scipy.sparse.issparse(block) else np.asarray(block)
 
 
@@ -50,12 +41,6 @@ def squared_distances(block: Block, centers: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances [rows, centers], float64: ``|x|^2 - 2 x c + |c|^2``, at least 0.
 
     What is within rounding of 0 is 0, because a row that is a center has no distance to it.
-
-    Examples
-    --------
-    >>> squared_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0], [3.0, 0.0]]))
-    array([[ 0.,  9.],
-           [25., 16.]])
     """
     centers = np.asarray(centers, np.float64)
     if scipy.sparse.issparse(block):
@@ -71,13 +56,7 @@ def squared_distances(block: Block, centers: np.ndarray) -> np.ndarray:
 
 
 def nearest(block: Block, centers: np.ndarray) -> Nearest:
-    """The nearest center of each row, some rows at a time; of equally near ones, the first.
-
-    Examples
-    --------
-    >>> nearest(np.array([[0.0], [3.0]]), np.array([[1.0], [5.0], [1.0]])).labels
-    array([0, 0], dtype=int32)
-    """
+    """The nearest center of each row, some rows at a time; of equally near ones, the first."""
     count = block.shape[0]
     labels, least = np.zeros(count, np.int32), np.zeros(count)
     step = max(1, ELEMENTS // max(centers.shape))
@@ -90,15 +69,7 @@ def nearest(block: Block, centers: np.ndarray) -> Nearest:
 
 
 def sums_by_cluster(block: Block, labels: np.ndarray, weights: np.ndarray | None, clusters: int) -> np.ndarray:
-    """The weighted sum of the rows of each cluster, and the sum of their weights: float64 [clusters, features + 1].
-
-    Examples
-    --------
-    >>> sums_by_cluster(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([1, 0, 1]), None, 3)
-    array([[3., 4., 1.],
-           [6., 8., 2.],
-           [0., 0., 0.]])
-    """
+    """The weighted sum of the rows of each cluster, and the sum of their weights: float64 [clusters, features + 1]."""
     count = block.shape[0]
     numbers = np.ones(count) if weights is None else weights.astype(np.float64)
     members = scipy.sparse.csr_matrix((numbers, labels, np.arange(count + 1)), shape=(count, clusters)).T
@@ -109,14 +80,7 @@ def sums_by_cluster(block: Block, labels: np.ndarray, weights: np.ndarray | None
 
 
 def centers_of(rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Centers [clusters, features] of the servers' rows (sum, weight, ...): means; `starts` where nothing was added.
-
-    Examples
-    --------
-    >>> centers_of(np.array([[6.0, 3.0], [0.0, 0.0]]), np.array([[7.0], [8.0]]))
-    array([[2.],
-           [8.]])
-    """
+    """Centers [clusters, features] of the servers' rows (sum, weight, ...): means; `starts` where nothing was added."""
     features = starts.shape[1]
     weights = rows[:, features, None]
     return np.where(weights > 0, rows[:, :features] / np.where(weights > 0, weights, 1.0), starts)

@@ -30,8 +30,6 @@ class Beginning(NamedTuple):
 
 
 class Clustering(NamedTuple):
-    """The result of one training."""
-
     centers: np.ndarray  # [clusters, features]
     counts: np.ndarray  # [clusters], the weights that the centers have
     sizes: np.ndarray  # [clusters], the weights of the rows nearest to each center
@@ -74,7 +72,6 @@ def begun_at(
 
 
 def starts_given(init: npt.ArrayLike, clusters: int) -> np.ndarray:
-    """The centers that the caller gives, checked."""
     try:
         starts = np.asarray(init, np.float64)
     except (TypeError, ValueError) as error:
@@ -135,5 +132,4 @@ def trained(
 
 
 def total(arrays: list[np.ndarray]) -> np.ndarray:
-    """The sum of arrays of one shape."""
     return np.sum(arrays, axis=0)

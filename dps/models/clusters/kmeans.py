@@ -198,7 +198,6 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Se
         return self
 
     def _keep(self, made: Clustering, layout: Layout, X: Features) -> None:
-        """Set the attributes of a fitted model."""
         self._learnt = HomeCenters(made.centers, layout)
         self.inertia_, self.counts_, self.n_iter_ = made.inertia, made.counts, made.passes
         self.note_layout(layout)
@@ -226,7 +225,6 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Se
         )  # fmt: skip
 
     def _runs(self) -> int:
-        """How often to train."""
         if not isinstance(self.init, str):
             return 1
         if self.n_init != "auto":
@@ -292,7 +290,6 @@ def block_for(X: Features, home: HomeCenters) -> Features:
 
 
 def labels_of(X: Features, home: HomeCenters) -> np.ndarray:
-    """The nearest center of each row of a block."""
     return nearest(block_for(X, home), home.centers).labels
 
 
@@ -302,5 +299,4 @@ def least_of(X: Features, home: HomeCenters) -> np.ndarray:
 
 
 def distances_of(X: Features, home: HomeCenters) -> np.ndarray:
-    """The distance of each row from each center."""
     return np.sqrt(squared_distances(block_for(X, home), home.centers))

@@ -36,8 +36,6 @@ CANDIDATE_BYTES = 8 << 20  # of the rows that all trainers together offer for ne
 
 @dataclasses.dataclass
 class ClusterPlan:
-    """What the trainers need to know to train."""
-
     clusters: int
     features: int
     max_iter: int
@@ -52,16 +50,12 @@ class ClusterPlan:
 
 
 class ClusterReport(NamedTuple):
-    """What a trainer tells in the end."""
-
     inertia: float  # of its rows
     passes: int
     sizes: np.ndarray  # weight of the rows nearest to each center
 
 
 class Batch(NamedTuple):
-    """Some rows and their weights."""
-
     block: Block
     weights: np.ndarray | None
 
@@ -119,8 +113,6 @@ def move(trainer: dps.Trainer, plan: ClusterPlan, centers: np.ndarray, empty: np
 
 
 class Far(NamedTuple):
-    """Rows with their distances from their centers."""
-
     block: Block
     weights: np.ndarray | None
     labels: np.ndarray

@@ -29,8 +29,6 @@ LOCAL_RUNS = 5  # of k-means of the candidates, which are few
 @sendable
 @dataclasses.dataclass
 class SeedPlan:
-    """What the trainers need to know to draw rows."""
-
     clusters: int
     features: int
     init: str  # "k-means++", "random", or "given": draw none
@@ -39,8 +37,6 @@ class SeedPlan:
 
 
 class Seeds(NamedTuple):
-    """What a trainer tells of its rows."""
-
     weight: float  # of its rows
     sums: np.ndarray  # float64 [features], weighted
     squares: np.ndarray  # float64 [features], weighted
@@ -75,7 +71,6 @@ def place_of(trainer: dps.Trainer) -> int:
 
 
 def weights_of_rows(piece: Piece) -> np.ndarray:
-    """The weight of each row, float64."""
     return np.ones(piece.block.shape[0]) if piece.weights is None else piece.weights.astype(np.float64)
 
 

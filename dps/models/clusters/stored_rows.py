@@ -38,8 +38,6 @@ class StoredRows(NamedTuple):
 
 
 class PartSize(NamedTuple):
-    """What `fit` needs to know of a partition."""
-
     layout: Layout
     rows: int
     widest: int | None  # most elements of a sparse row; None: the rows are dense
@@ -47,8 +45,6 @@ class PartSize(NamedTuple):
 
 
 class PutPlan(NamedTuple):
-    """What trainers need to know to write the rows of their partitions."""
-
     table: str
     width: int
     sparse: bool
@@ -57,7 +53,6 @@ class PutPlan(NamedTuple):
 
 
 def block_for_rows(X: Features, layout: Layout) -> Block:
-    """Rows in memory as a block of the width of the model."""
     X = X if hasattr(X, "shape") else np.asarray(X)
     if len(X.shape) == 2 and not hasattr(X, "columns") and X.shape[1] != layout.features:
         raise InputError(
@@ -67,14 +62,7 @@ def block_for_rows(X: Features, layout: Layout) -> Block:
 
 
 def unit_rows(block: Block) -> Block:
-    """Each row divided by its norm; rows of zeros as they are.
-
-    Examples
-    --------
-    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32))
-    array([[0.6, 0.8],
-           [0. , 0. ]], dtype=float32)
-    """
+    """Each row divided by its norm; rows of zeros as they are."""
     if scipy.sparse.issparse(block):
         norms = np.sqrt(np.asarray(block.astype(np.float64).multiply(block).sum(axis=1)).ravel())
         made = block.astype(np.float64)
@@ -119,7 +107,6 @@ def stored_rows(ps: dps.ParameterServer, table: str, X: Features) -> StoredRows:
 
 
 def new_table(ps: dps.ParameterServer, table: str, sizes: Sequence[PartSize]) -> StoredRows:
-    """Make a table for the rows of all partitions."""
     layouts, count = {size.layout for size in sizes}, sum(size.rows for size in sizes)
     if len(layouts) > 1:
         raise InputError(f"partitions differ: {' and '.join(map(str, sorted(layouts, key=str)[:2]))}")
@@ -175,7 +162,6 @@ def _text(size: PartSize | None) -> str:
 
 
 def write(client: dps.Client | dps.Trainer, rows: StoredRows | PutPlan, block: Block, start: int) -> None:
-    """Write rows of a block into the table, some at a time."""
     step = max(1, WRITE_BYTES // (8 * rows.width))
     for first in range(0, block.shape[0], step):
         part = table_rows(unit_rows(block[first : first + step]), rows.sparse, rows.width)

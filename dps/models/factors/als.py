@@ -62,7 +62,6 @@ class ImplicitALS:
     biases: int = 0
 
     def for_epochs(self, epochs: int) -> Self:
-        """The same, with another number of epochs, for ratings that come to a model."""
         return dataclasses.replace(self, epochs=epochs, folds_in=True)
 
     def curve(self, losses: np.ndarray) -> list[float]:
@@ -77,7 +76,6 @@ class ImplicitALS:
     def train(
         self, trainer: dps.Trainer, partitions: Sequence[Any], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
-        """The training function."""
         ratings = of_side(partitions, BY_USER)
         sides = [self._positive(ratings), self._positive(of_side(partitions, BY_ITEM))]
         totals = totals_of_feedback(trainer, ratings, "als")

@@ -61,7 +61,6 @@ class BPR:
     biases: int = 1
 
     def for_epochs(self, epochs: int) -> Self:
-        """The same, with another number of epochs."""
         return dataclasses.replace(self, epochs=epochs)
 
     def curve(self, losses: np.ndarray) -> list[float]:
@@ -76,7 +75,6 @@ class BPR:
     def train(
         self, trainer: dps.Trainer, partitions: Sequence[Any], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
-        """The training function."""
         ratings = of_side(partitions, BY_USER)
         totals = totals_of_feedback(trainer, ratings, "bpr")
         for table, ids in ((tables.users, ratings.users), (tables.items, ratings.items)):

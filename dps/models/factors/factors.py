@@ -30,12 +30,10 @@ class LikedPairs(NamedTuple):
         return cls(users[new], items[new])
 
     def items_of(self, users: np.ndarray) -> list[np.ndarray]:
-        """The items of each of these users, sorted."""
         starts, ends = (np.searchsorted(self.users, users, side) for side in ("left", "right"))
         return [self.items[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def with_more(self, other: LikedPairs) -> LikedPairs:
-        """The pairs of both."""
         return LikedPairs.of(*(np.concatenate(both) for both in zip(self, other, strict=True)))
 
 
@@ -49,7 +47,6 @@ class Factors(NamedTuple):
     liked: LikedPairs | None = None  # the items of each user in the training data; None: not known
 
     def home(self) -> Factors:
-        """A copy in this process."""
         return self._replace(users=HomeTable(*self.users.everything()), items=HomeTable(*self.items.everything()))
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:

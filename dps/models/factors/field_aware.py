@@ -25,8 +25,6 @@ MOST_FIELDS = 10_000  # more are features that were taken for fields: each would
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fields:
-    """The fields of a model."""
-
     count: int
     of: np.ndarray | None = None  # the field of each column, int32; None: columns are pairs of feature and field
 
@@ -82,13 +80,7 @@ def check_fields(fields: object) -> None:
 
 
 def fields_for(fields: object, layout: Layout) -> Fields | None:
-    """The fields of data with this layout; None if the setting asks for none.
-
-    Examples
-    --------
-    >>> fields_for([0, 0, 2], Layout(3, 20))
-    Fields(count=3, of=array([0, 0, 2], dtype=int32))
-    """
+    """The fields of data with this layout; None if the setting asks for none."""
     if fields is None:
         return None
     if isinstance(fields, str):

@@ -47,8 +47,6 @@ class MachinePlan:
 
 
 class MachineReport(NamedTuple):
-    """What a trainer returns."""
-
     losses: np.ndarray  # [epochs, 2]: the sum of losses, and of the rows' weights
     seconds: dict[str, float]
     stopped: bool  # because the loss did not fall any more
@@ -80,18 +78,11 @@ def moments_of(piece: Piece) -> Moments:
 
 
 def survey_with_squares(piece: Piece) -> tuple[Survey, float]:
-    """The survey of a piece, and the squares of its features."""
     return survey_of(piece), squares_of(piece)
 
 
 def squares_of(piece: Piece) -> float:
-    """The sum of the squares of all features, by the rows' weights.
-
-    Examples
-    --------
-    >>> squares_of(Piece(np.array([[3.0, 4.0], [1.0, 0.0]]), np.zeros(2), Layout(2, 0), np.array([1.0, 2.0])))
-    27.0
-    """
+    """The sum of the squares of all features, by the rows' weights."""
     X = piece.block
     squares = X.multiply(X) if scipy.sparse.issparse(X) else X * X
     lengths = np.asarray(squares.sum(axis=1, dtype=np.float64)).reshape(-1)
@@ -99,7 +90,6 @@ def squares_of(piece: Piece) -> float:
 
 
 def train(trainer: dps.Trainer, pieces: Sequence[Piece], plan: MachinePlan) -> MachineReport:
-    """The training function."""
     parts = [part_of(piece, plan) for piece in pieces]
     losses = np.zeros((plan.epochs, 2))
     order: dict[str, Any] = {"shuffle": "batches", "seed": plan.seed} if plan.shuffle else {}
@@ -150,13 +140,7 @@ def local_of(X: Block, fields: Fields | None, remember: bool = True) -> tuple[np
 
 
 def squared_residuals(z: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, float]:
-    """The slopes of half the squared errors, and the mean squared error.
-
-    Examples
-    --------
-    >>> squared_residuals(np.float32([1, 2]), np.float32([1, 5]), np.float32([1, 2]))
-    (array([ 0., -6.], dtype=float32), 6.0)
-    """
+    """The slopes of half the squared errors, and the mean squared error."""
     errors = z - y
     if weights is None:
         return errors, float(errors @ errors) / max(len(errors), 1)

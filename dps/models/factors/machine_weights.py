@@ -26,15 +26,12 @@ class LiveFactors(LiveWeights):
         self.dim = dim
 
     def through(self, client: dps.Client) -> LiveFactors:
-        """The same rows, through another client."""
         return LiveFactors(client, self.coef, self.intercept_table, self.layout, self.dim)
 
     def of(self, keys: np.ndarray) -> np.ndarray:
-        """The rows of features."""
         return LiveTable(self.client, self.coef, self.dim).find(keys)[0]
 
     def home(self) -> HomeWeights:
-        """A copy in this process."""
         if self.layout.distinct > LARGEST:
             raise InputError(f"{self.layout.distinct:,} features: pull the rows you need from table {self.coef!r}")
         keys, rows = LiveTable(self.client, self.coef, self.dim).everything()

@@ -161,7 +161,6 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
         self._stopped = any(report.stopped for report in reports)  # because the loss did not fall any more
 
     def _note(self, reports: list[MachineReport]) -> None:
-        """Add up the trainers' losses by epoch, and their seconds."""
         losses = np.sum([report.losses for report in reports], axis=0)
         self.loss_curve_ += curve_of(losses)
         self._progressive += losses[0]  # because later epochs have seen the rows before
@@ -169,7 +168,6 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
         self.add_seconds(report.seconds for report in reports)
 
     def _begin(self, ps: dps.ParameterServer, targets: MachineTargets, ours: bool) -> None:
-        """Make the tables."""
         layout = targets.layout
         self._fields = fields_for(self.fields, layout)
         if self._fields is not None and self._fields.of is None:
@@ -206,7 +204,6 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
         return self.factors * (1 if self._fields is None else self._fields.count)
 
     def _columns(self, batch: int, seed: int) -> dict[str, dps.Column]:
-        """The columns of a feature's row."""
         # Small first steps: the accumulator of Adagrad starts as if a summed gradient of 1 were in it.
         first = float(batch) ** -2
         rate = self.factor_learning_rate

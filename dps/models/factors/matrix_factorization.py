@@ -44,8 +44,7 @@ class FactorMethod(Protocol):
     """How factors are learnt: one of `METHODS` with its settings."""
 
     @property
-    def staleness(self) -> float:
-        """Of the run."""
+    def staleness(self) -> float: ...
 
     @property
     def biases(self) -> int:
@@ -324,7 +323,6 @@ class MatrixFactorization(ServerModel[Factors]):
         return tables
 
     def _note(self, method: FactorMethod, reports: list[FactorReport]) -> None:
-        """Add up what the trainers returned."""
         losses = np.sum([report.losses for report in reports], axis=0)
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *method.curve(losses)]
         self.n_iter_ = len(self.loss_curve_)
@@ -498,7 +496,6 @@ def liked_pairs(before: Factors | None, reports: list[FactorReport], source: Rat
 def train(
     trainer: dps.Trainer, partitions: list, method: FactorMethod, tables: TableNames, mean: float | None, keep: int
 ) -> FactorReport:
-    """The training function."""
     return method.train(trainer, partitions, tables, mean, keep)
 
 

@@ -99,7 +99,6 @@ def _checked(scores: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def _ranks(ranks: npt.ArrayLike) -> np.ndarray:
-    """Ranks as an array, checked."""
     array = np.asarray(ranks, np.float64)
     if not array.size:
         raise InputError("there is no rank: the mean of no queries is not defined")

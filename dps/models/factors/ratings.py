@@ -88,13 +88,10 @@ def source_of(data: RatingsLike, columns: Columns) -> RatingSource:
 
 
 def none_at_all() -> InputError:
-    """The error of data without ratings."""
     return InputError("there are 0 ratings: there is nothing to learn from")
 
 
 class HomeRatings:
-    """Ratings in this process."""
-
     def __init__(self, ratings: Ratings):
         if not len(ratings.values):
             raise none_at_all()
@@ -134,7 +131,6 @@ class LazyRatings:
 
     @contextlib.contextmanager
     def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[Source]:
-        """The partitions as they are."""
         with contextlib.closing(pieces.checked(ps, self._parts, self._check)) as ratings:
             yield ratings.data
 
@@ -188,7 +184,6 @@ def _named(*columns: Any) -> list[Part]:
 
 
 def joined(partitions: Sequence[Ratings | tuple]) -> Ratings:
-    """The ratings of the partitions of a trainer."""
     parts = [checked(part) for part in without_errors(partitions)]
     if not parts:
         return Ratings(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
@@ -205,13 +200,7 @@ def of_side(partitions: Sequence[tuple], side: int) -> Ratings:
 
 
 def checked(data: RatingsLike, columns: Columns = ("user", "item", "rating"), where: str = "the ratings") -> Ratings:
-    """Ratings in memory as columns; wrong ones raise errors.
-
-    Examples
-    --------
-    >>> checked(([1, 2], [7, 7], [5, 3]))
-    Ratings(users=array([1, 2]), items=array([7, 7]), values=array([5., 3.], dtype=float32))
-    """
+    """Ratings in memory as columns; wrong ones raise errors."""
     data = as_pandas(data)
     if isinstance(data, Ratings):
         return data
@@ -243,13 +232,7 @@ def _coordinates(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def checked_ids(ids: Any, what: str) -> np.ndarray:
-    """Ids as int64; floats are taken if they are whole, because an array [n, 3] has one dtype.
-
-    Examples
-    --------
-    >>> checked_ids([3.0, 4.0], "users")
-    array([3, 4])
-    """
+    """Ids as int64; floats are taken if they are whole, because an array [n, 3] has one dtype."""
     ids = np.asarray(ids)
     if ids.dtype.kind not in "iuf":
         raise InputTypeError(

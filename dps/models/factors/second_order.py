@@ -92,14 +92,7 @@ def gradients(X: Block | FieldBatch, rows: np.ndarray, s: np.ndarray, residual: 
 
 
 def canonical(X: Block) -> Block:
-    """A block whose rows have each feature once, because the squares of two entries are not that of their sum.
-
-    Examples
-    --------
-    >>> twice = scipy.sparse.csr_matrix(([1.0, 2.0], [3, 3], [0, 2]), shape=(1, 5))
-    >>> canonical(twice).data, twice.nnz
-    (array([3.]), 2)
-    """
+    """A block whose rows have each feature once, because the squares of two entries are not that of their sum."""
     if not scipy.sparse.issparse(X) or X.has_canonical_format:
         return X
     X = X.copy()

@@ -19,8 +19,6 @@ __all__ = ["BiasedSGD", "FactorReport", "Totals", "kept_pairs", "totals_of", "to
 
 
 class FactorReport(NamedTuple):
-    """What a trainer returns."""
-
     losses: np.ndarray  # [epochs, 2]: sums of losses, and of what they are divided by
     mean: float  # of all ratings
     pairs: tuple[np.ndarray, np.ndarray] | None  # its users and items, where the driver does not have them
@@ -57,7 +55,6 @@ class BiasedSGD:
     biases: int = 1
 
     def for_epochs(self, epochs: int) -> Self:
-        """The same, with another number of epochs."""
         return dataclasses.replace(self, epochs=epochs)
 
     def curve(self, losses: np.ndarray) -> list[float]:
@@ -72,7 +69,6 @@ class BiasedSGD:
     def train(
         self, trainer: dps.Trainer, partitions: Sequence[Any], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
-        """The training function."""
         ratings = joined(partitions)
         totals = totals_of(trainer, ratings)
         mean = totals.mean if mean is None else mean

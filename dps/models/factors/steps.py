@@ -27,15 +27,12 @@ FARTHEST = 1.5  # ways to where steps lead, that trainers go together: what is l
 
 @dataclasses.dataclass(frozen=True)
 class TableNames:
-    """The tables of a model."""
-
     users: str
     items: str
     biases: int  # values at the beginning of a row that are no factors
 
     @property
     def names(self) -> tuple[str, str]:
-        """Those of users and of items."""
         return self.users, self.items
 
 
@@ -51,7 +48,6 @@ class PairBatch:
 
     @property
     def rows(self) -> int:
-        """How many ratings there are."""
         return len(self.values)
 
 
@@ -111,14 +107,10 @@ def push_steps(
 
     Parameters
     ----------
-    trainer : dps.Trainer
-    tables : TableNames
     keys : tuple of two ndarrays
         The distinct users and items of the batch.
     rows : dict
         Their rows as they were pulled, by table.
-    rate : float
-        The learning rate.
     step : callable
         Changes rows of users and items in place, and adds to the two arrays of `Reach` the curvatures of its steps.
 

@@ -100,7 +100,6 @@ class Layout:
 
     @classmethod
     def of(cls, X: Features, bits: int, by_field: bool = False) -> Layout:
-        """The layout of a block."""
         if hasattr(X, "columns"):
             width, names = int(X.shape[1]), tuple(map(str, X.columns))
             if by_field:
@@ -176,12 +175,10 @@ def _columns_of(frame: Features) -> np.ndarray:
 
 
 def _listed(columns: Iterable[object]) -> str:
-    """Some names of columns."""
     return ", ".join(repr(str(column)) for column in list(columns)[:10])
 
 
 def _numbers(block: np.ndarray) -> np.ndarray:
-    """Convert an array to contiguous float32."""
     try:
         return np.ascontiguousarray(block, np.float32)
     except (TypeError, ValueError) as error:

@@ -84,15 +84,7 @@ def summary(surveys: list[Survey]) -> Survey:
 
 
 def named(X: Features, *columns: Labels) -> tuple[Features, ...]:
-    """X and its companions (labels, weights); a companion that is a str is the name of a column of X.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> X, y, weights = named(pd.DataFrame({"age": [31, 40], "bought": [1, 0]}), "bought", None)
-    >>> list(X.columns), y.tolist(), weights
-    (['age'], [1, 0], None)
-    """
+    """X and its companions (labels, weights); a companion that is a str is the name of a column of X."""
     X, columns = as_pandas(X), tuple(map(as_pandas, columns))
     names = [column for column in columns if isinstance(column, str)]
     if not names:
@@ -372,7 +364,6 @@ def _checked_weights(number: int, weights: Labels, rows: int) -> np.ndarray:
 
 
 def survey_of(piece: Piece) -> Survey:
-    """The survey of one piece."""
     X, y, layout, weights, _ = piece
     labels, counts = _counted(y, np.ones(len(y)) if weights is None else weights)
     return Survey(labels, counts, layout, isinstance(X, np.ndarray), len(y))

@@ -97,11 +97,7 @@ def read_files(
 
 
 def kind_of(url: str) -> str:
-    """The kind of a file by the ending of its name, without the ending of a compression.
-
-    >>> kind_of("s3://bucket/part-*.csv.gz"), kind_of("day.svm"), kind_of("table.parquet/")
-    ('csv', 'libsvm', 'parquet')
-    """
+    """The kind of a file by the ending of its name, without the ending of a compression."""
     parts = os.path.basename(url.rstrip("/")).split(".")
     endings = [part for part in parts[1:] if part not in PACKED]
     if not endings or endings[-1] not in KINDS:

@@ -78,6 +78,5 @@ def from_plain(plain: object, depth: int = MAX_DEPTH) -> object:
 
 
 def _fields(kind: type) -> tuple[str, ...]:
-    """The names of the fields of a dataclass or a named tuple."""
     named: tuple[str, ...] | None = getattr(kind, "_fields", None)
     return named if named is not None else tuple(field.name for field in dataclasses.fields(kind))

@@ -81,7 +81,6 @@ class Pieces:
     data: Source  # for `ps.run`, whose partitions they are
 
     def surveys(self) -> list[Survey]:
-        """The survey of each piece."""
         return self.mapped(survey_of)
 
     @abstractmethod
@@ -119,7 +118,6 @@ class DaskPieces(Pieces):
             self.data = self._client.compute(made)
 
     def mapped(self, function: Callable[[Piece], T]) -> list[T]:
-        """What `function` makes of each piece; it runs on the workers."""
         notes = self._client.map(function, self.data, pure=False)
         try:
             return self._client.gather(notes)
@@ -134,13 +132,11 @@ class DaskPieces(Pieces):
         staleness: float,
         progress: bool | None,
     ) -> list[tuple]:
-        """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
         with turns(self._ps, self.data):
             args = (plan(self.surveys),)
             return self._ps.run(function, self.data, args=args, staleness=staleness, progress=progress)
 
     def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
-        """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
         with turns(self._ps, self.data):
             return self._ps.run(function, self.data, args=(plan,), staleness=staleness, progress=progress)
 
@@ -156,7 +152,6 @@ class DaskPieces(Pieces):
                 release(futures)
 
     def close(self) -> None:
-        """Release the futures of the pieces."""
         release(self.data)
 
 
@@ -211,7 +206,6 @@ class SparkPieces(Pieces):
                 raise
 
     def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
-        """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
         return self._ps.run(_with_rows, self.data, args=(plan, function), staleness=staleness, progress=progress)
 
 
@@ -229,7 +223,6 @@ def _converted(number: int, records: Iterable, read: Callable, function: Callabl
 
 
 def _mapped(trainer: dps.Trainer, partitions: list[Part], function: Callable) -> list:
-    """What a function makes of each piece of a trainer."""
     return [function(piece) for piece in without_errors(partitions)]
 
 

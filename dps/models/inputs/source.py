@@ -34,11 +34,7 @@ VECTOR = ("type", "size", "indices", "values")  # the parts of Spark's vectors, 
 
 
 def is_path(X: Features) -> bool:
-    """Whether this is a path, or a list of paths.
-
-    >>> is_path("day-*.svm"), is_path(["a.svm", "b.svm"]), is_path([[1.0]])
-    (True, True, False)
-    """
+    """Whether this is a path, or a list of paths."""
     if isinstance(X, (list, tuple)):
         return len(X) > 0 and all(isinstance(each, (str, os.PathLike)) for each in X)
     return isinstance(X, (str, os.PathLike))
@@ -48,11 +44,7 @@ def is_path(X: Features) -> bool:
 
 
 def lazy_parts(data: Source) -> list[Delayed | Future] | None:
-    """A list of futures or delayed values, or one of them, as a list; None for anything else.
-
-    >>> lazy_parts([1, 2]), lazy_parts([])
-    (None, None)
-    """
+    """A list of futures or delayed values, or one of them, as a list; None for anything else."""
     parts = list(data) if isinstance(data, (list, tuple)) else [data]
     return parts if parts and all(isinstance(part, (Delayed, Future)) for part in parts) else None
 

@@ -50,13 +50,7 @@ OF_STEPS = {"learning_rate": None, "epochs": 5, "early_stopping": False, "stalen
 
 
 def rows_known(X: Features, y: Labels) -> int | None:
-    """The number of rows, if it is known without reading the data.
-
-    Examples
-    --------
-    >>> rows_known(np.zeros((3, 2)), None), rows_known([[1.0, 2.0], [3.0, 4.0]], [0, 1]), rows_known("day.csv", "label")
-    (3, 2, None)
-    """
+    """The number of rows, if it is known without reading the data."""
     if isinstance(X, (list, tuple)):  # rows; without labels, partitions that have some
         return None if y is None or is_path(X) else len(X)
     array = hasattr(X, "__array__") and not hasattr(X, "shape")
@@ -286,7 +280,6 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         return self.learn_more((X, y, sample_weight), classes)
 
     def _solver_for(self, X: Features, y: Labels) -> str:
-        """The solver by which `fit` trains."""
         if self.solver != "auto":
             return self.solver
         rows = rows_known(X, y)
@@ -337,7 +330,6 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
             raise InputError(f"solver {solver!r} holds no rows out: give a callback that raises StopIteration")
 
     def _ending(self) -> Ending | None:
-        """The rule by which training ends before its last epoch."""
         if self.early_stopping:
             tol = VALIDATION_TOL if self.tol is None else self.tol
             return Ending(tol, self.n_iter_no_change, self.validation_fraction)
@@ -370,7 +362,6 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         self._note(reports)
 
     def _note(self, reports: list[tuple]) -> None:
-        """Add up the trainers' losses by epoch, and their seconds."""
         losses = sum(report[0] for report in reports)
         self.loss_curve_ += curve_of(losses)
         self.n_iter_ = len(self.loss_curve_)
@@ -379,7 +370,6 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         self.add_seconds(report[1] for report in reports)
 
     def _begin(self, ps: dps.ParameterServer, seen: Survey, classes: npt.ArrayLike | None, ours: bool) -> None:
-        """Make the tables."""
         if not seen.rows:
             raise InputError("X has 0 rows: there is nothing to learn from")
         labels = seen.labels if classes is None else np.unique(np.asarray(classes))

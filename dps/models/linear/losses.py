@@ -151,15 +151,7 @@ def _transposed(X: Block) -> Block:
 def batch_loss(
     batch: tuple[Block, np.ndarray, np.ndarray | None], x: np.ndarray, problem: Problem
 ) -> tuple[float, np.ndarray]:
-    """Loss and gradient, summed over the rows by their weights, where x has the elements that the batch needs.
-
-    Examples
-    --------
-    >>> problem = Problem("squares", 1, 2, True)
-    >>> batch = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[1.0], [2.0]]), None
-    >>> batch_loss(batch, np.zeros(3), problem)
-    (2.5, array([-3., -2., -3.]))
-    """
+    """Loss and gradient, summed over the rows by their weights, where x has the elements that the batch needs."""
     X, y, weights = batch
     if _has_few_features(X, problem):
         _, X = dps.localize(X)

@@ -32,8 +32,6 @@ __all__ = ["ElasticNet", "Lasso", "LinearRegression", "LinearSVC", "PoissonRegre
 
 
 class Targets(NamedTuple):
-    """What the plan of a regression needs to know of a piece."""
-
     layout: Layout
     rows: int
     weight: float  # of all rows
@@ -166,7 +164,6 @@ class Regression(RegressorMixin, LinearModel):
 
 
 def targets_of(piece: Piece) -> Targets:
-    """What the plan needs to know of a piece; in a task."""
     y = piece.labels
     if y.dtype.kind not in "biuf":
         raise InputTypeError(f"y has dtype {y.dtype}, and a regression needs numbers")

@@ -159,7 +159,6 @@ def _predicted(model: Model, pair: tuple[Features, Labels]) -> tuple[np.ndarray,
 
 
 def _plain(value: object) -> bool:
-    """Whether JSON can express the value."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

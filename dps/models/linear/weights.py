@@ -37,7 +37,6 @@ class LiveWeights:
         self.rule = rule  # the tables hold the sums of FTRL, from which weights follow; None: they hold weights
 
     def through(self, client: dps.Client) -> LiveWeights:
-        """The same weights, through another client."""
         return LiveWeights(client, self.coef, self.intercept_table, self.layout, self.dense, self.rule)
 
     def of(self, keys: np.ndarray) -> np.ndarray:

@@ -222,7 +222,6 @@ class SparkLinearSVC(LinearStage, HasRawPredictionCol):
 
 
 def fitted(model: LinearModel, frame: DataFrame, weight: str | None) -> HomeWeights:
-    """The weights of a model that is trained here."""
     return model.fit(frame, sample_weight=weight).home_weights()
 
 
@@ -275,10 +274,6 @@ class SparkLinearSVCModel(FittedClassifier):
 
 
 def predicted(z: np.ndarray, counts: bool) -> dict[str, np.ndarray]:
-    """What a regression predicts, given margins.
-
-    >>> predicted(np.array([0.0, 1.0]), counts=True)["prediction"].round(3).tolist()
-    [1.0, 2.718]
-    """
+    """What a regression predicts, given margins."""
     z = z.astype(np.float64)
     return {"prediction": np.exp(z) if counts else z}

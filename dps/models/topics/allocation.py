@@ -63,7 +63,6 @@ class Topics(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of its arrays."""
         return self.values.nbytes
 
 
@@ -525,7 +524,6 @@ def local_of(X: Features, words: int) -> tuple[np.ndarray, scipy.sparse.csr_matr
 
 
 def shares_of(X: Features, topics: Topics, normalize: bool) -> np.ndarray:
-    """The topics of a block's documents."""
     keys, local = local_of(X, len(topics.values))
     weights = exp_expectations(topics.values[keys], topics.totals)
     gamma, _ = topics_of_documents(local, weights, topics.inference)

@@ -42,13 +42,7 @@ def log_expectations(values: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def exp_expectations(values: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """exp(E[log p]), as of :func:`log_expectations`; float64.
-
-    Examples
-    --------
-    >>> exp_expectations(np.array([1.0, 1.0]), np.array(2.0)).round(6)
-    array([0.367879, 0.367879])
-    """
+    """exp(E[log p]), as of :func:`log_expectations`; float64."""
     out = exp_digamma(values)
     out /= exp_digamma(totals)
     return out

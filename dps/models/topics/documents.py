@@ -43,11 +43,6 @@ def counts_of(X: Features, words: int | None = None, whole: bool = False, rows: 
     ------
     InputError, InputTypeError
         What is given is no matrix of counts.
-
-    Examples
-    --------
-    >>> counts_of([[1, 0, 2], [0, 0, 0]]).toarray().tolist()
-    [[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]]
     """
     block = _matrix(X)
     if block.shape[0] < rows:
@@ -87,8 +82,6 @@ def _matrix(X: Features) -> Block:
 
 
 class Documents(NamedTuple):
-    """What `fit` needs of its data."""
-
     data: Source  # for `ps.run`; trainers check each partition by `counts_of`
     words: int  # columns
     columns: Iterable[object] | None  # their names

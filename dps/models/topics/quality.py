@@ -9,24 +9,12 @@ __all__ = ["leading_words", "shared_documents", "u_mass"]
 
 
 def leading_words(components: np.ndarray, count: int) -> np.ndarray:
-    """Of each topic the words with the largest components, the largest first; of equal ones, the first.
-
-    Examples
-    --------
-    >>> leading_words(np.array([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0]]), 2).tolist()
-    [[0, 2], [0, 1]]
-    """
+    """Of each topic the words with the largest components, the largest first; of equal ones, the first."""
     return np.argsort(-components, axis=1, kind="stable")[:, :count]
 
 
 def shared_documents(X: scipy.sparse.csr_matrix, words: np.ndarray) -> np.ndarray:
-    """[words, words]: in how many documents both words are; on the diagonal, in how many the word is.
-
-    Examples
-    --------
-    >>> shared_documents(scipy.sparse.csr_matrix([[2, 1, 0], [1, 0, 1]]), np.array([0, 1])).tolist()
-    [[2.0, 1.0], [1.0, 1.0]]
-    """
+    """[words, words]: in how many documents both words are; on the diagonal, in how many the word is."""
     there = (X[:, words] > 0).astype(np.float64)
     return np.asarray((there.T @ there).todense())
 

@@ -34,7 +34,6 @@ class NumberedText:
         self.words, self.numbers, self.lengths = words, numbers, lengths
 
     def counts(self) -> Counter[str]:
-        """How often each word occurs."""
         counts = np.bincount(self.numbers, minlength=len(self.words))
         return Counter(dict(zip(self.words, counts.tolist(), strict=True)))
 
@@ -66,8 +65,6 @@ def joined(sentences: Iterable, where: str = "", first: int = 0) -> tuple[list[s
 
     Parameters
     ----------
-    sentences : iterable
-        Of lists of words.
     where : str
         For messages, behind the number of a sentence.
     first : int
@@ -111,7 +108,6 @@ def batches_of_numbers(numbers: np.ndarray, lengths: np.ndarray, size: int) -> l
 
 
 def check_words(sentence: object, what: str) -> None:
-    """Refuse a sentence that is no list of words."""
     if isinstance(sentence, (str, bytes)):
         raise InputTypeError(f"{what}: a sentence is a list of words, and {sentence!r:.40} is text: call its split()")
     if not isinstance(sentence, (list, tuple, np.ndarray)):

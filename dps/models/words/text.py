@@ -64,13 +64,7 @@ class Text(NamedTuple):
 
 
 def text_of(sentences: Sentences) -> Text:
-    """The parts of sentences. Those in memory are checked.
-
-    Examples
-    --------
-    >>> len(text_of([["a", "b"], ["b"]]).parts)
-    2
-    """
+    """The parts of sentences. Those in memory are checked."""
     if is_spark(sentences):
         return _of_spark(sentences)
     if is_session(sentences):
@@ -91,7 +85,6 @@ def text_of(sentences: Sentences) -> Text:
 
 
 def as_numbers(number: int, part: Part) -> NumberedText:
-    """The sentences of a part as numbers, checked."""
     return part if isinstance(part, NumberedText) else numbered(part, " of a partition")
 
 
@@ -168,11 +161,6 @@ def vocabulary_of(counts: Sequence[Counter[str]], min_count: int, name: str = "t
     """The words that occur at least `min_count` times; of equally frequent ones, the first in the alphabet is first.
 
     `name` is where the words come from, for errors.
-
-    Examples
-    --------
-    >>> vocabulary_of([Counter("abca"), Counter("bb")], 2)
-    Vocabulary(words=['b', 'a'], counts=array([3, 2]))
     """
     total: Counter[str] = Counter()
     for each in counts:

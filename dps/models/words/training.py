@@ -39,8 +39,6 @@ BATCHES_OF_TEXT, LEAST_WORDS = 32, 1000
 
 @dataclasses.dataclass(frozen=True)
 class WordPlan:
-    """What all trainers know."""
-
     inside: str  # the table of the words' vectors
     outside: str  # the table of the vectors by which words are predicted
     cbow: bool
@@ -56,13 +54,7 @@ class WordPlan:
 
 
 def words_of_batch(most: int, text: int) -> int:
-    """How many words a batch has: `most`, or less where the text has few words.
-
-    Examples
-    --------
-    >>> words_of_batch(20_000, 1_000_000), words_of_batch(20_000, 100_000), words_of_batch(20_000, 100)
-    (20000, 3125, 1000)
-    """
+    """How many words a batch has: `most`, or less where the text has few words."""
     return min(most, max(text // BATCHES_OF_TEXT, LEAST_WORDS))
 
 

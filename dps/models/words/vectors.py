@@ -181,7 +181,6 @@ def is_word(thing: object) -> TypeIs[Word]:
 
 
 def listed(query: Query) -> list[Word | np.ndarray]:
-    """Words and vectors as a list."""
     return [query] if is_word(query) or (isinstance(query, np.ndarray) and query.ndim == 1) else list(query)
 
 

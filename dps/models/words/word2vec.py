@@ -50,13 +50,11 @@ class WordModel(NamedTuple):
     outside: RowTable  # the vectors by which words are predicted
 
     def home(self) -> WordModel:
-        """A copy in this process."""
         everything = np.arange(len(self.vocabulary.words))
         inside, outside = (HomeTable(everything, table.find(everything)[0]) for table in self[1:])
         return WordModel(self.vocabulary, inside, outside)
 
     def vectors(self) -> WordVectors:
-        """The words and their vectors, for users."""
         return WordVectors(self.vocabulary.words, self.inside)
 
 
