@@ -68,10 +68,7 @@ def check_background(node: Node) -> None:
 def implicit_partial(wish: Wish, count: int) -> Partial:
     """The partial result of a reduction over so many keys that the table does not have; None: nothing comes of them.
 
-    Raises
-    ------
-    InputError
-        The result depends on how many keys there are, and the vector has no size.
+    Raises InputError if the result depends on how many keys there are, and the vector has no size.
     """
     if wish.kind in ITEMS:
         if wish.kind != "rows":

@@ -36,10 +36,7 @@ def is_whole(index: Any) -> bool:
 def positions(size: int, index: Any) -> np.ndarray | slice | int:
     """The elements that an index of numpy's means: a number, a range, or an array of numbers.
 
-    Raises
-    ------
-    KeyRangeError
-        An element that the vector has not.
+    Raises KeyRangeError for an element that the vector has not.
     """
     if isinstance(index, tuple):
         index = tuple(each for each in index if each is not Ellipsis)

@@ -27,15 +27,7 @@ EVERY_KEY = 2**64
 
 
 class PoolLayout(NamedTuple):
-    """The layout of a pool.
-
-    Attributes
-    ----------
-    size : int
-        Elements of a vector.
-    capacity : int
-        Vectors.
-    """
+    """The layout of a pool. It has room for `capacity` vectors of `size` elements."""
 
     size: int
     shards: int
@@ -64,13 +56,7 @@ class PoolLayout(NamedTuple):
         return min(shard * self.part, self.size), min((shard + 1) * self.part, self.size)
 
     def keys(self, vector: int, elements: np.ndarray) -> np.ndarray:
-        """The rows of elements.
-
-        Raises
-        ------
-        KeyRangeError
-            The vector has no such element.
-        """
+        """The rows of elements. Raises KeyRangeError if the vector has no such element."""
         if len(elements) and (elements.min() < 0 or elements.max() >= self.size):
             wrong = elements[(elements < 0) | (elements >= self.size)][0]
             raise KeyRangeError(f"element {wrong} of a vector of {self.size}")
@@ -118,12 +104,9 @@ class PoolLayout(NamedTuple):
 class KeyedLayout(NamedTuple):
     """The layout of a pool of sparse vectors.
 
-    Attributes
-    ----------
-    size : int
-        Elements of a vector, those that are zero included; ``EVERY_KEY`` for one with an element for each int64.
-    capacity : int
-        Vectors, each in its column.
+    `size` counts the elements of a vector, those that are zero included; ``EVERY_KEY`` for one with an element for each
+    int64.
+    There is room for `capacity` vectors, each in its column.
     """
 
     size: int

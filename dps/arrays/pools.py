@@ -20,12 +20,7 @@ FREE, USED = b"\0", b"\1"
 class PoolBlock:
     """Consecutive vectors of a pool. They return to it when the last reference to the block goes.
 
-    Parameters
-    ----------
-    first : int
-        The number of the first vector.
-    count : int
-        Vectors; those of a matrix lie together.
+    The `count` vectors begin with number `first`; those of a matrix lie together.
     """
 
     __slots__ = ("count", "first", "pool")
@@ -49,12 +44,7 @@ class BorrowedBlock(NamedTuple):
 class VectorPool:
     """The table for vectors of one length and dtype.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Of the table.
-    table : str, optional
-        The table of a pool that another process has made: all vectors count as used here. By default a new one.
+    With `table`, it is that of a pool which another process has made: all vectors count as used here.
     """
 
     def __init__(self, store: ArrayStore, layout: Any, dtype: np.dtype, table: str | None = None):
@@ -78,15 +68,9 @@ class VectorPool:
     def allocate(self, count: int = 1, beside: int = -1) -> PoolBlock:
         """Consecutive vectors with any elements.
 
-        Parameters
-        ----------
-        beside : int, optional
-            A vector beside which they are to lie, if there is room: what is written at once is then one range of rows.
-
-        Raises
-        ------
-        PoolFullError
-            There are not so many free ones in a row.
+        `beside` is a vector beside which they are to lie, if there is room: what is written at once is then one range
+        of rows.
+        Raises PoolFullError if there are not so many free ones in a row.
         """
         block = self.spare(count, beside)
         if block is None:

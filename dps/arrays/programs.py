@@ -70,10 +70,7 @@ class ProgramPlan:
 class Program(NamedTuple):
     """A plan, and what it is carried out with.
 
-    Attributes
-    ----------
-    inputs, outputs : list of int
-        The number of the first vector of each block in the pool.
+    `inputs` and `outputs` have the number of the first vector of each block in the pool.
     """
 
     plan: ProgramPlan

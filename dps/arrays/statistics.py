@@ -143,13 +143,7 @@ def normed(array: Computable, order: Any = None, axis: Axis = None, keepdims: bo
 
 
 def across(node: Node, axis: Axis) -> int:
-    """Whether a reduction gives a number for each row: 1, or 0.
-
-    Raises
-    ------
-    InputError
-        There is no such axis.
-    """
+    """Whether a reduction gives a number for each row: 1, or 0. Raises InputError if there is no such axis."""
     dimensions = len(node.shape)
     if isinstance(axis, tuple):
         if len(axis) == dimensions and {each % dimensions for each in axis} == set(range(dimensions)):

@@ -106,12 +106,8 @@ def _of_dask(edges: Any, weights: Any) -> EdgeSource:
 def vertex_ids(ids: object, what: str) -> np.ndarray:
     """Ids of vertices as int64.
 
-    Raises
-    ------
-    InputError
-        Ids that are missing, not whole, or no int64.
-    InputTypeError
-        Ids that are no numbers.
+    Raises InputError for ids that are missing, not whole, or no int64.
+    Raises InputTypeError for ids that are no numbers.
     """
     array = np.asarray(ids)
     if array.dtype.kind == "i":
@@ -147,10 +143,8 @@ def _weights(weights: object, count: int) -> np.ndarray:
 def edge_list(partitions: Sequence[object]) -> EdgeList:
     """The edges of a trainer's partitions, checked.
 
-    Parameters
-    ----------
-    partitions : sequence
-        Each an array [n, 2], a pair of it and weights [n], or a tuple of sources, targets and perhaps weights.
+    Each of the `partitions` is an array [n, 2], a pair of it and weights [n], or a tuple of sources, targets and
+    perhaps weights.
     """
     parts = [_one(partition) for partition in partitions]
     weighted = [part.weight for part in parts if part.weight is not None]

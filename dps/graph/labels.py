@@ -140,12 +140,8 @@ def drawn(vertices: np.ndarray, seed: int, iteration: int) -> np.ndarray:
 def favourites(source: np.ndarray, others: np.ndarray, label: np.ndarray, seed: int) -> np.ndarray:
     """The label that each vertex wants.
 
-    Parameters
-    ----------
-    source, others : ndarray of int, [m]
-        For each edge the number of its vertex, and the label at its other end.
-    label : ndarray of int64, [n]
-        The vertices' own labels.
+    `source` and `others` (int, [m]) have for each edge the number of its vertex, and the label at its other end.
+    `label` (int64, [n]) has the vertices' own labels.
 
     Examples
     --------

@@ -35,17 +35,9 @@ class OwnedEdges(NamedTuple):
 def owned_edges(trainer: dps.Trainer, mailbox: str, partitions: Sequence[object], directed: bool = True) -> OwnedEdges:
     """Read a trainer's partitions, exchange edges with the others, and number the vertices.
 
-    Parameters
-    ----------
-    mailbox : str
-        The table for :func:`dps.graph.exchange.exchanged`.
-    directed : bool
-        If not, each edge counts in both directions.
-
-    Raises
-    ------
-    InputError
-        No trainer has an edge.
+    `mailbox` is the table for :func:`dps.graph.exchange.exchanged`.
+    If the edges are not `directed`, each counts in both directions.
+    Raises InputError if no trainer has an edge.
     """
     edges = edge_list(partitions)
     total, weighted = trainer.allreduce([len(edges.source), edges.weight is not None])

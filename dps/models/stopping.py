@@ -40,15 +40,8 @@ def without_held_out(parts: Sequence[Part], fraction: float) -> tuple[list[Part]
 def curve_of(losses: np.ndarray) -> list[float]:
     """The mean loss of each epoch, up to the last one that was made.
 
-    Parameters
-    ----------
-    losses : ndarray of float64, [epochs, 2]
-        Of all trainers together: the sum of losses, and of the rows' weights.
-
-    Raises
-    ------
-    InputError
-        No row with a weight.
+    `losses`, float64 [epochs, 2], has the sums of losses and of the rows' weights, of all trainers together.
+    Raises InputError if no row has a weight.
     """
     made = np.flatnonzero(losses[:, 1])
     if not len(made):

@@ -15,13 +15,7 @@ __all__ = ["Pairs"]
 
 
 class Pairs:
-    """At most `m` pairs of steps and changes of the gradient.
-
-    Parameters
-    ----------
-    m : int
-        The largest number of pairs. A new pair replaces the oldest.
-    """
+    """At most `m` pairs of steps and changes of the gradient. A new pair replaces the oldest."""
 
     def __init__(self, m: int):
         self._most = m

@@ -49,10 +49,8 @@ class Environment(Protocol):
 class ProcessEnvironment:
     """A real process: monotonic time, sockets.
 
-    Parameters
-    ----------
-    pool : Pool, optional
-        Where connections come from, and go when they are released: for processes that make one client after another.
+    `pool` is where connections come from, and go when they are released: for processes that make one client after
+    another.
     """
 
     probes: Probes = thread_usage, host_load

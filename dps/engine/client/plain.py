@@ -35,10 +35,7 @@ Asked = tuple[Wires, Terms, object, object, object]  # a call: its keys, values 
 class PlainTable:
     """A table as the plain way knows it, for as long as its route lasts.
 
-    Attributes
-    ----------
-    check : callable or None
-        Given the spec before each push; may raise.
+    `check` is called with the spec before each push, and may raise.
     """
 
     def __init__(
@@ -64,10 +61,7 @@ class PlainCalls:
 
     They are called under the session's lock.
 
-    Parameters
-    ----------
-    check_aggregate : callable or None
-        Given the spec of a table that aggregates, before each push to it; may raise.
+    `check_aggregate` is called with the spec of a table that aggregates before each push to it, and may raise.
     """
 
     def __init__(self, session: ClientSession, check_aggregate: Callable[[TableSpec], None] | None = None):

@@ -51,17 +51,9 @@ class TableRoute:
 class TableTerms:
     """The terms of all calls of a client to a table, by one route.
 
-    Parameters
-    ----------
-    chunk : int
-        Bytes of a request; a larger call is cut.
-
-    Attributes
-    ----------
-    changes : dict
-        The terms of the changes that the table takes, by rule and whether new values come back.
-    replays : dict
-        The same, for changes that were acknowledged to an earlier attempt.
+    A request has at most `chunk` bytes; a larger call is cut.
+    `changes` has the terms of the changes that the table takes, by rule and whether new values come back.
+    `replays` has the same, for changes that were acknowledged to an earlier attempt.
     """
 
     def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):

@@ -31,10 +31,7 @@ V = TypeVar("V", bound=Verbs)
 def on_handle(verb: Callable[Concatenate[V, str, P], R], owner: str = "_client") -> Callable[Concatenate[Table, P], R]:
     """The verb as a method of a handle: the same without the table, with its types and documentation.
 
-    Parameters
-    ----------
-    owner : str
-        The attribute of the handle that gives what has the verb.
+    `owner` is the attribute of the handle that gives what has the verb.
     """
     name = verb.__name__
 

@@ -100,10 +100,7 @@ class Sender(Protocol):
 class SentCall:
     """A call on its way, as the session that sent it keeps it.
 
-    Parameters
-    ----------
-    verb : {"pull", "push"}
-        As what its time is counted.
+    Its time is counted as that of the `verb`, "pull" or "push".
     """
 
     __slots__ = ("requests", "seen", "session", "verb")

@@ -51,10 +51,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Verbs:
     """Pull, push and their kin, with the table as the first argument.
 
-    Attributes
-    ----------
-    _calls : object
-        What carries the verbs out: a client, or what stands before it in a loop.
+    `_calls` carries the verbs out: a client, or what stands before it in a loop.
     """
 
     _calls: Any

@@ -29,12 +29,8 @@ Result = TypeVar("Result")
 class Executor:
     """Runs procedures on the scheduler's loop.
 
-    Parameters
-    ----------
-    call : callable, optional
-        Calls a server's actor: its number, the method, the arguments.
-    call_all : callable, optional
-        Calls all servers that can answer: the method, the arguments. Returns their answers by number.
+    `call` calls a server's actor: its number, the method, the arguments.
+    `call_all` calls all servers that can answer: the method, the arguments. Returns their answers by number.
     """
 
     def __init__(

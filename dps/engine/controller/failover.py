@@ -209,10 +209,7 @@ class Membership:
     def publish_tables(self, made: list[tuple[dict[str, Any], list[Place]]]) -> None:
         """Make tables known, all or none. A server that is not ready any more is in no chain of them.
 
-        Raises
-        ------
-        ServerGoneError
-            A shard has no server left: the one that was to hold it was lost meanwhile.
+        Raises ServerGoneError if a shard has no server left: the one that was to hold it was lost meanwhile.
         """
         members = {n for n, server in self.servers.items() if server.up and server.ready}
         for spec, places in made:

@@ -26,10 +26,7 @@ MAX_CODE_BYTES = 64 << 20
 class FunctionProcedures:
     """How functions are brought to the servers of one parameter server.
 
-    Parameters
-    ----------
-    tables_change : Lock
-        Held meanwhile, so that no server becomes ready without the function.
+    `tables_change` is held meanwhile, so that no server becomes ready without the function.
     """
 
     def __init__(self, membership: Membership, up: Callable[[], list[ServerRecord]], tables_change: Lock):

@@ -58,10 +58,7 @@ MEMBERSHIP_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED
 class Sessions(Mapping[str, Session]):
     """All parameter servers of a scheduler, by name, and the endpoint that they share.
 
-    Attributes
-    ----------
-    endpoint : Endpoint or None
-        There is one while there are parameter servers.
+    There is an `endpoint` while there are parameter servers.
     """
 
     def __init__(self, scheduler: DaskScheduler, cordon: Cordon, actor: type):
@@ -342,15 +339,8 @@ class Controller(SchedulerPlugin):
 
     Its public methods are hooks of Dask and nothing else, because Dask may get new hooks.
 
-    Parameters
-    ----------
-    surfaces : WebPages, optional
-        The dashboard's pages and metrics. Its methods are called on the scheduler's loop.
-
-    Attributes
-    ----------
-    sessions : Sessions
-        Once the plugin was started.
+    `surfaces` are the dashboard's pages and metrics. Their methods are called on the scheduler's loop.
+    It has `sessions` once the plugin was started.
     """
 
     name = "dps-controller"

@@ -41,10 +41,7 @@ ShardSet: TypeAlias = set[tuple[int, int]]  # (number of the table, shard)
 class RunProcedures:
     """How the servers of one parameter server learn that runs and tasks have ended.
 
-    Attributes
-    ----------
-    late : bool
-        Whether the time of a call of `settle` was over, and something is still owed.
+    `late` says whether the time of a call of `settle` was over, and something is still owed.
     """
 
     def __init__(
@@ -73,11 +70,8 @@ class RunProcedures:
         Where `keep` is None no run has ended. Then only the origins of ended tasks are retired, and what is owed to
         earlier runs is done.
 
-        Raises
-        ------
-        RequestTimeoutError
-            The open clock is neither closed nor dropped in some shards. Where only origins are not retired everywhere,
-            no error is raised but an event noted, because a late op counts once all the same.
+        Raises RequestTimeoutError if the open clock is neither closed nor dropped in some shards. Where only origins
+        are not retired everywhere, no error is raised but an event noted, because a late op counts once all the same.
         """
         self.late = False
         self._origins += yield InEndpoint(self._runs.retire)

@@ -37,12 +37,8 @@ __all__ = ["TableProcedures"]
 class TableProcedures:
     """How tables of one parameter server are made and dropped.
 
-    Parameters
-    ----------
-    tables_change : Lock
-        Held while a table is made or dropped.
-    new_id : callable
-        A number for a table, which no other table gets.
+    `tables_change` is held while a table is made or dropped.
+    `new_id` gives a number for a table, which no other table gets.
     """
 
     def __init__(

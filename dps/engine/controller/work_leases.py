@@ -29,15 +29,8 @@ MAX_SECONDS = 1e9
 class WorkLeases:
     """The portions of one run.
 
-    Parameters
-    ----------
-    allot : callable
-        Given a number, returns the first of so many new origins in a row.
-
-    Attributes
-    ----------
-    origin : int
-        The origin of ops made in portion 0; those of the other portions follow.
+    `allot`, given a number, returns the first of so many new origins in a row.
+    `origin` is that of ops made in portion 0; those of the other portions follow.
     """
 
     def __init__(self, shares: Sequence[Sequence[int]], start: int, allot: Callable[[int], int]):

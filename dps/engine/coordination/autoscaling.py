@@ -53,10 +53,8 @@ class ServerLoad(NamedTuple):
 class ScalingDecision(NamedTuple):
     """The answer to one sample.
 
-    Parameters
-    ----------
-    announce : bool
-        Whether the reason goes to the log: the number changes, or servers are missing and no earlier decision said so.
+    `announce` says whether the reason goes to the log: the number changes, or servers are missing and no earlier
+    decision said so.
     """
 
     servers: int

@@ -96,10 +96,8 @@ class Missing(NamedTuple):
 class Leases:
     """The portions of a run, which trainers hold them, and the choice of the next one: see the module's docstring.
 
-    Attributes
-    ----------
-    done, moved, twice : int
-        How many times a portion was done; was done by a trainer other than its owner; was leased to a second trainer.
+    `done`, `moved` and `twice` say how many times a portion was done; was done by a trainer other than its owner; was
+    leased to a second trainer.
 
     Examples
     --------
@@ -206,12 +204,8 @@ class Leases:
     ) -> Portion | None:
         """A portion for a trainer that holds none, as far as it knows; None if there is none for it in this epoch.
 
-        Parameters
-        ----------
-        trainer, epoch : int
-            The trainer that asks, and its clock.
-        have, without : collection of int
-            Partitions of other trainers that it has at hand; partitions that it cannot get.
+        `epoch` is the clock of the trainer that asks.
+        `have` are partitions of other trainers that it has at hand, and `without` those that it cannot get.
         """
         self._check(trainer)
         self._here(trainer)

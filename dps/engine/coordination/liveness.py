@@ -15,12 +15,8 @@ __all__ = ["Liveness"]
 class Liveness:
     """When each server sent its last heartbeat.
 
-    Parameters
-    ----------
-    patience : float
-        Seconds without a heartbeat that are allowed.
-    interval : float
-        Seconds between two calls of :meth:`silent`, at most.
+    A server may be without a heartbeat for `patience` seconds, and calls of :meth:`silent` are at most `interval`
+    seconds apart.
 
     Examples
     --------

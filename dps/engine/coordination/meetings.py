@@ -45,10 +45,7 @@ class Meeting(NamedTuple, Generic[Result]):
 class Meetings(Generic[Payload, Result]):
     """The rule of a run's collectives: see the module's docstring.
 
-    Parameters
-    ----------
-    combine : callable
-        Makes the answer of (tag, payloads by trainer).
+    `combine` makes the answer of (tag, payloads by trainer).
 
     Examples
     --------

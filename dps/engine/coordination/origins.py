@@ -57,10 +57,7 @@ def encode_key(key: TaskKey) -> EncodedKey:
 def decode_key(value: object) -> TaskKey:
     """The key that :func:`encode_key` encoded.
 
-    Raises
-    ------
-    TypeError, KeyError, ValueError
-        The value does not encode a key.
+    Raises TypeError, KeyError or ValueError if the value does not encode a key.
     """
     if isinstance(value, list):
         return tuple(map(decode_key, value))
@@ -82,12 +79,8 @@ class KnownOrigin(Generic[Life]):
 class TaskOrigins(Generic[Life]):
     """The origins of all tasks of one parameter server.
 
-    Parameters
-    ----------
-    allot : callable
-        ``allot(1)`` gives an origin that was never used.
-    at_work : callable
-        Given a life: whether its task is being run. Such a task is never spent.
+    ``allot(1)`` gives an origin that was never used.
+    `at_work` says of a life whether its task is being run. Such a task is never spent.
 
     Examples
     --------

@@ -20,12 +20,8 @@ MAX_TASKS_SHOWN = 3
 class WorkerThreads(NamedTuple):
     """A worker at one moment.
 
-    Parameters
-    ----------
-    busy : sequence of str
-        Keys of the tasks that have a thread of it, or wait for one.
-    paused : bool
-        Whether the worker begins no tasks now.
+    `busy` has the keys of the tasks that have a thread of it, or wait for one.
+    `paused` says that the worker begins no tasks now.
     """
 
     address: str

@@ -97,10 +97,7 @@ def split_bar(fractions: Sequence[float], width: int) -> list[tuple[str, str]]:
 class StatusOverview:
     """A snapshot for rich to print: runs, stragglers, trainers, servers, tables, events.
 
-    Parameters
-    ----------
-    height : int, optional
-        Lines of the screen. The slowest trainers that fit are shown, and the others summed up in one line.
+    The screen has `height` lines. The slowest trainers that fit are shown, and the others summed up in one line.
     """
 
     def __init__(self, snapshot: Status, height: int | None = None):

@@ -42,10 +42,7 @@ WORKER_CHECK_SECONDS = 0.25  # between two checks that the worker has not closed
 class Server:
     """Holds shards of the tables of one parameter server, and answers pulls and pushes.
 
-    Parameters
-    ----------
-    secrets : (str, str)
-        The secret that clients prove, and the secret that servers prove.
+    `secrets` are the one that clients prove, and the one that servers prove.
     """
 
     def __init__(self, session: str, number: int, secrets: tuple[str, str], controller: tuple[str, int]):

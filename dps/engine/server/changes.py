@@ -29,10 +29,7 @@ Applied = list[tuple[ReplicaPart, int]]  # the parts of an op, each with its sha
 class Changes:
     """The changes of one server's replicas: see the module's docstring.
 
-    Parameters
-    ----------
-    fail : callable
-        Ends the server because of an error; returns the error for the peer whose request was being handled.
+    `fail` ends the server because of an error, and returns the error for the peer whose request was being handled.
     """
 
     def __init__(self, ops: Forwards, fail: Callable[[Exception], MovedError]):

@@ -35,10 +35,7 @@ STOP_SECONDS = 10.0  # that a writing thread may take to stop
 class CheckpointWriter:
     """Cuts and writes the primary shards of one server; one checkpoint at a time.
 
-    Parameters
-    ----------
-    new_writing : callable
-        Makes a `Writing`, given the replicas and a function that writes the file of one of them.
+    `new_writing` makes a `Writing`, given the replicas and a function that writes the file of one of them.
     """
 
     def __init__(
@@ -61,10 +58,7 @@ class CheckpointWriter:
         A replica whose changes are tracked since the checkpoint `parent` writes those changes only. With `track`, the
         replicas track their changes from now on.
 
-        Raises
-        ------
-        InputError
-            An op of that clock was applied already. Nothing is cut then.
+        Raises InputError if an op of that clock was applied already. Nothing is cut then.
         """
         self.end(None)
         self._clock, self._track = clock, track
@@ -87,10 +81,8 @@ class CheckpointWriter:
     def complete(self) -> None:
         """Every op of an earlier clock is acknowledged: the cut takes no later op in.
 
-        Raises
-        ------
-        MovedError
-            A shard has another primary by now, or its table was dropped: the controller begins the checkpoint anew.
+        Raises MovedError if a shard has another primary by now, or its table was dropped: the controller begins the
+        checkpoint anew.
         """
         for replica in self._replicas:
             gone = replica.spec.id not in self.role.tables or replica.shard.cut is None

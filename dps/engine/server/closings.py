@@ -70,10 +70,7 @@ class ClosingOwner(Protocol):
 class Closings:
     """The closes of one server that may be large: see the module's docstring.
 
-    Parameters
-    ----------
-    functions : FunctionCalls
-        Whose holds make requests wait.
+    The holds of `functions` make requests wait.
     """
 
     def __init__(self, owner: ClosingOwner, functions: FunctionCalls, large: LargeOps):

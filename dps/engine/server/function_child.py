@@ -53,10 +53,7 @@ class ShardOfCall(NamedTuple):
 class FunctionChild:
     """The functions and tables that the process knows, and the memory that it shares with its server.
 
-    Parameters
-    ----------
-    memory : int
-        Bytes that a function may take, beside the rows that it is given and one copy of them; 0: any number.
+    A function may take `memory` bytes, beside the rows that it is given and one copy of them; 0: any number.
     """
 
     def __init__(self, memory: int):

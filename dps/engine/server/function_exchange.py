@@ -102,12 +102,8 @@ class FunctionAnswer(msgspec.Struct, array_like=True):
 class Pages:
     """A file in memory, as one of the two processes maps it.
 
-    Parameters
-    ----------
-    descriptor : int
-        Of the file. It is closed with this object.
-    writable : bool
-        Whether this side writes it.
+    The file's `descriptor` is closed with this object.
+    `writable` says whether this side writes it.
     """
 
     def __init__(self, descriptor: int, writable: bool):

@@ -147,13 +147,7 @@ class FunctionProcess:
 
 
 class RunningProcess:
-    """A process that runs functions, as its server has it.
-
-    Parameters
-    ----------
-    memory : int
-        Bytes that a function may take.
-    """
+    """A process that runs functions, as its server has it. A function may take `memory` bytes."""
 
     def __init__(self, memory: int):
         self._socket, theirs = socket.socketpair()
@@ -202,12 +196,8 @@ class RunningProcess:
     def run(self, work: FunctionWork[Replica], seconds: float) -> list[PartAnswer]:
         """Have it run a function: what that returned. Its effects are in the work then.
 
-        Raises
-        ------
-        TimeoutError, EOFError, ConnectionError
-            It took too long, or the process has ended.
-        ToldError
-            The function has failed.
+        Raises TimeoutError, EOFError or ConnectionError if it took too long, or the process has ended.
+        Raises ToldError if the function has failed.
         """
         fresh = self._pages is None
         given, made = self._pages = self._pages or (Pages.fresh(writable=True), Pages.fresh(writable=False))

@@ -29,13 +29,9 @@ BEATS_PER_REPORT = 2
 class Heartbeat:
     """The link to the controller, and the lease. The first parameters are those of `ServerRole` in `requests.py`.
 
-    Parameters
-    ----------
-    adopt : callable
-        Takes each placement that the controller sends.
-    make_report : callable
-        Gives the report that travels with every `BEATS_PER_REPORT`-th heartbeat. Its argument says whether the
-        connection is new.
+    `adopt` takes each placement that the controller sends.
+    `make_report` gives the report that travels with every `BEATS_PER_REPORT`-th heartbeat. Its argument says whether
+    the connection is new.
     """
 
     def __init__(

@@ -51,13 +51,7 @@ class Ready(NamedTuple):
 
 
 class LargeOps:
-    """The large ops of one server: see the module's docstring.
-
-    Parameters
-    ----------
-    functions : FunctionCalls
-        Whose holds make requests wait.
-    """
+    """The large ops of one server: see the module's docstring. The holds of `functions` make requests wait."""
 
     def __init__(self, endpoint: RoleEndpoint, functions: FunctionCalls, runner: Carrier):
         self._endpoint, self._functions, self._runner = endpoint, functions, runner

@@ -48,11 +48,8 @@ def close_is_large(work: int) -> bool:
 class Twin:
     """A twin of a shard, and whether it may be put in place.
 
-    Parameters
-    ----------
-    shard : Shard
-        Nothing but pulls may use it from now on. What has to change it all the same calls its `leave_twin` before, so
-        that it goes on with memory of its own.
+    Nothing but pulls may use `shard` from now on. What has to change it all the same calls its `leave_twin` before, so
+    that it goes on with memory of its own.
     """
 
     def __init__(self, shard: Shard):
@@ -81,11 +78,7 @@ class Twin:
 class MadeBeside:
     """One op on one shard, carried out on a twin.
 
-    Parameters
-    ----------
-    shard : Shard
-        Nothing but pulls may use it until :meth:`install`: see :class:`Twin`.
-    op : Op
+    Nothing but pulls may use the shard until :meth:`install`: see :class:`Twin`.
     """
 
     def __init__(self, shard: Shard, op: Op):
@@ -121,10 +114,7 @@ class MadeBeside:
 class Compaction:
     """A shard without its free rows, made on a twin: no op, because each replica has free rows of its own.
 
-    Parameters
-    ----------
-    shard : KeyedShard
-        Nothing but pulls may use it until :meth:`install`: see :class:`Twin`.
+    Nothing but pulls may use the shard until :meth:`install`: see :class:`Twin`.
     """
 
     def __init__(self, shard: KeyedShard):

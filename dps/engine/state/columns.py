@@ -306,10 +306,8 @@ class ColumnInitializers(Initializer):
 def of_columns(columns: Mapping[str, Column]) -> tuple[int, ColumnOptimizers, ColumnInitializers]:
     """The dim, the optimizer and the initializer of a table with these columns.
 
-    Raises
-    ------
-    InputError, InputTypeError
-        A name that is no identifier; a column that is no :class:`Column`; no column at all.
+    Raises InputError or InputTypeError for a name that is no identifier; a column that is no :class:`Column`; no column
+    at all.
     """
     if not isinstance(columns, Mapping):
         raise InputTypeError(f"columns is a dict, such as {{'v': dps.Column(8)}}, not {columns!r}")
@@ -331,10 +329,7 @@ def parts_of_table(
 ) -> tuple[int, Optimizer, Initializer]:
     """The dim, the optimizer and the initializer of a table, from what its maker has said of them or of its columns.
 
-    Raises
-    ------
-    InputError
-        Both were said.
+    Raises InputError if both were said.
     """
     if columns is None:
         return 1 if dim is None else dim, Add() if optimizer is None else optimizer, init or Zeros()
@@ -347,10 +342,7 @@ def parts_of_table(
 def row_start(dim: int, optimizer: Optimizer, init: Initializer) -> RowStart:
     """What a new row of a table of that `dim` holds.
 
-    Raises
-    ------
-    InputError
-        The columns of the optimizer are not those of the initializer, or have another dim together.
+    Raises InputError if the columns of the optimizer are not those of the initializer, or have another dim together.
     """
     optimizer.init(dim)  # raises where the columns of the optimizer have another dim
     if isinstance(optimizer, ColumnOptimizers) and isinstance(init, ColumnInitializers):

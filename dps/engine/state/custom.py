@@ -110,10 +110,7 @@ class Custom(Optimizer):
     def open(self) -> Custom:
         """The same with the user's class at hand. This unpickles, and so runs code of the user: only servers do it.
 
-        Raises
-        ------
-        FunctionError
-            The class cannot be opened here. The message has the cause.
+        Raises FunctionError if the class cannot be opened here. The message has the cause.
         """
         found = opened(UserCode(self.sha256, self.pickled), f"optimizer {self.kind}")
         return dataclasses.replace(self, opened=found)
@@ -121,10 +118,7 @@ class Custom(Optimizer):
     def kernel(self, rows: np.ndarray, index: np.ndarray, start: int, updates: np.ndarray, numbers: np.ndarray) -> None:
         """Run the user's `update` on a copy of the rows, then put the copy in their place.
 
-        Raises
-        ------
-        FunctionError
-            `update` has failed, or did what it must not. No row has changed.
+        Raises FunctionError if `update` has failed, or did what it must not. No row has changed.
         """
         if not len(updates):
             return
@@ -160,10 +154,8 @@ class Custom(Optimizer):
 def custom(optimizer: Optimizer, dim: int) -> Optimizer:
     """An optimizer as a table of that `dim` keeps it: dps's own ones as they are, the user's as a :class:`Custom`.
 
-    Raises
-    ------
-    InputError, InputTypeError
-        The class does not keep the contract of :class:`Optimizer`, or cannot be pickled.
+    Raises InputError or InputTypeError if the class does not keep the contract of :class:`Optimizer`, or cannot be
+    pickled.
     """
     kind = type(optimizer)
     if is_of_dps(kind):

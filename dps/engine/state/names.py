@@ -45,14 +45,8 @@ RULES = {
 def check_name(kind: str, name: object) -> str:
     """The name, if the rule for that kind allows it.
 
-    Parameters
-    ----------
-    kind : {"parameter server", "checkpoint", "table", "trainer", "metric", "machine"}
-
-    Raises
-    ------
-    InputError
-        The message says the rule, and the character that it does not allow.
+    The kinds are "parameter server", "checkpoint", "table", "trainer", "metric" and "machine".
+    Raises InputError, whose message says the rule, and the character that it does not allow.
 
     Examples
     --------

@@ -63,10 +63,7 @@ class Grouping(NamedTuple):
 def group(keys: np.ndarray, rows: int, shards: int, table: str = "", cells: Cells | None = None) -> Grouping:
     """Group int64 `keys` by shard; `rows` is 0 for keyed tables, and `cells` is given for those with ``partition=``.
 
-    Raises
-    ------
-    KeyRangeError
-        A row number outside 0..rows-1 of a dense table.
+    Raises KeyRangeError for a row number outside 0..rows-1 of a dense table.
 
     Examples
     --------

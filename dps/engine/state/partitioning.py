@@ -207,10 +207,8 @@ class FunctionPartition(Partition):
     def __call__(self, keys: np.ndarray) -> np.ndarray:
         """The cells of keys, int64.
 
-        Raises
-        ------
-        FunctionError
-            The function cannot be opened here, has failed, or has returned no whole number for each key.
+        Raises FunctionError if the function cannot be opened here, has failed, or has returned no whole number for each
+        key.
         """
         what = f"partition function {self.function_name}"
         function = _opened(UserCode(self.sha256, self.pickled), what)

@@ -39,17 +39,9 @@ def packed(
 ) -> UserCode:
     """A value as cloudpickle, with what it uses of a module by value.
 
-    Parameters
-    ----------
-    module : str or None
-        The name of the module in which it is defined; None: what it uses is imported where it is opened.
-    what : str
-        What errors call it, such as "optimizer Slow".
-
-    Raises
-    ------
-    InputTypeError, LimitError
-        It cannot be pickled, or is too large.
+    `module` names the one in which it is defined; None: what it uses is imported where it is opened.
+    Errors call it `what`, such as "optimizer Slow".
+    Raises InputTypeError or LimitError if it cannot be pickled, or is too large.
     """
     home = sys.modules.get(module) if module else None
     by_value = home is not None and home.__name__ not in cloudpickle.list_registry_pickle_by_value()
@@ -75,10 +67,7 @@ def packed(
 def opened(code: UserCode, what: str) -> Any:
     """The value. This unpickles, and so runs code of the user.
 
-    Raises
-    ------
-    FunctionError
-        It cannot be opened here. The message has the cause.
+    Raises FunctionError if it cannot be opened here. The message has the cause.
     """
     data = base64.b64decode(code.pickled)
     if hashlib.sha256(data).hexdigest() != code.sha256:

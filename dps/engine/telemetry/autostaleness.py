@@ -76,10 +76,7 @@ class AutoStaleness:
     def update(self, now: float, waiting_share: float, loss: float | None, findings: Sequence[Finding]) -> int:
         """Choose the staleness from now on. The monitor calls this about once a second.
 
-        Parameters
-        ----------
-        waiting_share : float
-            Part of their recent time that the trainers waited for each other.
+        `waiting_share` is the part of their recent time that the trainers waited for each other.
         """
         if self._changed is None:
             self._changed = self._waited = now

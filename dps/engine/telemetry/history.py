@@ -38,17 +38,9 @@ MAX_REPORT_SERVER_PAIRS = 1 << 22  # recent reports of all trainers, times serve
 class History:
     """The reports of one run.
 
-    Parameters
-    ----------
-    capacity : int
-        Rows kept of each trainer for the whole run.
-
-    Attributes
-    ----------
-    kept : int
-        Recent reports kept of each trainer.
-    began, ended : ndarray
-        When each trainer joined last, and when its last report came; NaN before that.
+    `capacity` is how many rows are kept of each trainer for the whole run.
+    `kept` is how many recent reports are kept of each trainer.
+    `began` and `ended` say when each trainer joined last, and when its last report came; NaN before that.
 
     Examples
     --------
@@ -211,10 +203,7 @@ class Series:
 
     When they are full, every second point is dropped, and from then on only every second new point is kept.
 
-    Parameters
-    ----------
-    columns : sequence of str
-        Names of the columns; the first one is the time.
+    `columns` are names; the first one is that of the time.
 
     Examples
     --------

@@ -43,12 +43,7 @@ MAX_NAME_LENGTH = 64  # a longer name of a machine is cut
 class ThreadUsage(NamedTuple):
     """The processor time that a thread has had since it began.
 
-    Parameters
-    ----------
-    cpu : float
-        Seconds that the thread ran.
-    starved : float
-        Seconds that the thread was ready to run and did not; 0 where that is not measured.
+    The thread ran for `cpu` seconds, and was ready to run and did not for `starved` seconds (0: not measured).
     """
 
     thread: int
@@ -105,10 +100,7 @@ def read_counters() -> Counters | None:
 class LoadReader:
     """Reads the machine's load at most once a second, however many parties of this process ask for it.
 
-    Parameters
-    ----------
-    read : callable, optional
-        Returns `Counters`, or None where the kernel has none.
+    `read` returns `Counters`, or None where the kernel has none.
 
     Examples
     --------

@@ -95,10 +95,8 @@ class Overload:
     ) -> list[Finding]:
         """Judge all machines, and return the findings about those that are overloaded now.
 
-        Parameters
-        ----------
-        servers : mapping of int to (str or None, float, float)
-            For each server its machine, and the parts of the time that it ran and that it was ready to run but did not.
+        `servers` has for each server its machine, and the parts of the time that it ran and that it was ready to run
+        but did not.
         """
         self.trainers[:] = False
         self.stolen[:] = False

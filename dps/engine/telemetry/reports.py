@@ -186,10 +186,7 @@ class ServerReport:
     def decode(body: bytes | memoryview) -> ReceivedReport:
         """Read the body of a frame. Keys that are numbers (of tables, shards and buckets of times) become int again.
 
-        Raises
-        ------
-        ProtocolError
-            Names what is wrong with it.
+        Raises ProtocolError, which names what is wrong with it.
         """
         what = "a server's report"
         fields = _checked(_json(body, what), ServerFields, what)

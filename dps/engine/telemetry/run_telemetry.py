@@ -44,12 +44,8 @@ CPU, STARVED = COLUMNS.index("cpu"), COLUMNS.index("starved")
 class RunTelemetry:
     """What the controller keeps of one run's reports. See the module's docstring.
 
-    Attributes
-    ----------
-    findings : list of Finding
-        The findings that hold now.
-    auto : AutoStaleness, optional
-        Sets the staleness, if the user has asked for that.
+    `findings` are those that hold now.
+    `auto` sets the staleness, if the user has asked for that.
     """
 
     def __init__(self, trainers: int, run: int = 0):

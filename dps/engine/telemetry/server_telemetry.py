@@ -56,12 +56,8 @@ class ReportSeen(NamedTuple):
 class ServerTelemetry:
     """The recent reports of one server, as rates. See the module's docstring.
 
-    Attributes
-    ----------
-    curves : Series
-        Rates over time, since the server began.
-    quiet : bool
-        Whether the server has not reported for a while, so that its last rates say nothing about the present.
+    `curves` has rates over time, since the server began.
+    `quiet` says whether the server has not reported for a while, so that its last rates say nothing about the present.
     """
 
     def __init__(self) -> None:

@@ -80,12 +80,8 @@ __all__ = ["RING_BYTES", "RingAllreduce", "RingPeer", "RingStep", "Span", "piece
 class RingStep(NamedTuple):
     """What one member does in one step.
 
-    Attributes
-    ----------
-    sent, received : range
-        Elements of the flat array.
-    is_sum : bool
-        Whether what is received is to be combined with the member's own elements, or takes their place.
+    `sent` and `received` are elements of the flat array.
+    `is_sum` says whether what is received is to be combined with the member's own elements, or takes their place.
     """
 
     sent: range
@@ -140,12 +136,8 @@ FETCHED_BYTES = 1 << 20  # of a result that is fetched
 class RingPeer:
     """A trainer's end of rings.
 
-    Parameters
-    ----------
-    ticket : Ticket
-        The parameter server, whose secret and TLS protect the connections between trainers, too.
-    check : callable
-        Called now and then in a wait; it raises an error if the trainer is to stop.
+    The secret and TLS of the `ticket` protect the connections between trainers, too.
+    `check` is called now and then in a wait; it raises an error if the trainer is to stop.
     """
 
     def __init__(self, ticket: Ticket, environment: Environment, check: Callable[[], None]):
@@ -191,12 +183,8 @@ class RingPeer:
     def receive(self, step: int, start: int, nbytes: int, deadline: float) -> memoryview:
         """Wait for bytes of the member before; `deadline` is of the monotonic clock.
 
-        Raises
-        ------
-        ServerGoneError
-            A member has given the round up.
-        ClockTimeoutError
-            Nothing has come in time.
+        Raises ServerGoneError if a member has given the round up.
+        Raises ClockTimeoutError if nothing has come in time.
         """
         with self._news:
             while (content := self._arrived.pop((step, start), None)) is None:
@@ -238,12 +226,8 @@ class RingPeer:
     def fetch(self, address: tuple[str, int], number: int, nbytes: int, deadline: float) -> bytearray:
         """The result of a round from a member that has kept it.
 
-        Raises
-        ------
-        ServerGoneError
-            The member is gone.
-        InputError
-            It has kept later results only.
+        Raises ServerGoneError if the member is gone.
+        Raises InputError if it has kept later results only.
         """
         channel, result = self._connected(address), bytearray(nbytes)
         try:
@@ -332,12 +316,8 @@ class Member(NamedTuple):
 class RingAllreduce:
     """The allreduce of one trainer.
 
-    Parameters
-    ----------
-    meet : callable
-        The controller's allgather, (call, bytes) -> all bytes, which all trainers join.
-    patience : float
-        Seconds that a trainer waits for the others.
+    `meet` is the controller's allgather, (call, bytes) -> all bytes, which all trainers join.
+    `patience` is how many seconds a trainer waits for the others.
     """
 
     def __init__(self, trainer: int, peer: RingPeer, meet: Meet, patience: float):
@@ -347,10 +327,8 @@ class RingAllreduce:
     def combine(self, array: np.ndarray, op: str) -> np.ndarray:
         """The arrays of all trainers, combined by `op` ("sum", "mean", "max", "min").
 
-        Raises
-        ------
-        TrainerLostError
-            The result is that of an earlier attempt, and no trainer has kept it; or 16 rounds have failed.
+        Raises TrainerLostError if the result is that of an earlier attempt, and no trainer has kept it; or 16 rounds
+        have failed.
         """
         call = {"op": "allgather", "ring": op, "dtype": array.dtype.str, "shape": list(array.shape)}
         for _ in range(MOST_ROUNDS):

@@ -89,10 +89,7 @@ def _parts(value: Partition, name: str = "") -> list[_Part]:
 def row_count(partition: Partition) -> int | None:
     """Rows of a partition: items of a list, common length of a tuple or dict of arrays; None for what cannot be cut.
 
-    Raises
-    ------
-    InputError
-        The parts of a tuple or dict have different numbers of rows.
+    Raises InputError if the parts of a tuple or dict have different numbers of rows.
     """
     parts = _parts(_tuple_if_aligned(partition))
     counts = [part.rows for part in parts]
@@ -118,10 +115,7 @@ def _remedy(parts: list[_Part]) -> str:
 def counted_rows(partition: Partition, purpose: str) -> int:
     """Rows of a partition that `purpose` has to count.
 
-    Raises
-    ------
-    InputError
-        It has no rows, or its parts have different numbers of rows.
+    Raises InputError if it has no rows, or its parts have different numbers of rows.
     """
     count = row_count(partition)
     if count is None:
@@ -201,10 +195,7 @@ def taker(value: Partition) -> Callable[[slice | np.ndarray], Batch]:
 class TakenRows:
     """A batch of rows that are copied when its turn comes, so that the rows of an epoch are not there twice.
 
-    Parameters
-    ----------
-    take : callable
-        What :func:`taker` has made of a partition.
+    `take` is what :func:`taker` has made of a partition.
     """
 
     __slots__ = ("numbers", "take")

@@ -62,12 +62,8 @@ _makers: weakref.WeakKeyDictionary[Future, Make] = weakref.WeakKeyDictionary()
 class Partitions:
     """The partitions of a user's data: futures, computed where Dask puts them.
 
-    Attributes
-    ----------
-    rows : list of tuple of Future
-        One tuple for each partition.
-    paired : bool
-        A partition is a tuple of what its futures hold; otherwise it has one future, and is what this holds.
+    `rows` has one tuple for each partition.
+    If `paired`, a partition is a tuple of what its futures hold; otherwise it has one future, and is what this holds.
     """
 
     rows: list[tuple[Future, ...]]
@@ -77,11 +73,8 @@ class Partitions:
     def of(cls, client: Client, data: Data) -> Partitions:
         """The partitions of data of Dask; what is already persisted stays where it is.
 
-        Parameters
-        ----------
-        data : dask collection, sequence of Future or Delayed, or tuple of collections
-            A bag, array (in row blocks) or dataframe; a list of futures or delayed values, one for each partition. A
-            tuple of collections of equal partitioning, such as ``(X, y)``, gives partitions that are tuples.
+        `data` is a bag, array (in row blocks) or dataframe; a list of futures or delayed values, one for each
+        partition. A tuple of collections of equal partitioning, such as ``(X, y)``, gives partitions that are tuples.
         """
         paired = isinstance(data, tuple)
         if paired:
@@ -117,17 +110,9 @@ class Partitions:
         many as before in a run that goes on. They differ by at most one row. A run sends those again that are lost with
         a worker.
 
-        Parameters
-        ----------
-        role : set of str
-            Workers with servers.
-
-        Raises
-        ------
-        InputError
-            No rows, or parts of a tuple or dict with different numbers of rows.
-        TooFewWorkersError
-            All workers are servers.
+        `role` has the workers with servers.
+        Raises InputError if there are no rows, or parts of a tuple or dict with different numbers of rows.
+        Raises TooFewWorkersError if all workers are servers.
         """
         rows = row_count(data)
         if not rows:
@@ -196,15 +181,8 @@ def _remote(value: Data) -> bool:
 def threads_outside_servers(client: Client, role: Container[str]) -> dict[str, int]:
     """Address -> threads of each worker that is not for servers.
 
-    Parameters
-    ----------
-    role : container of str
-        Workers with servers, beside those that have the resource ``dps``.
-
-    Raises
-    ------
-    TooFewWorkersError
-        All workers are for servers.
+    `role` has workers with servers, beside those that have the resource ``dps``.
+    Raises TooFewWorkersError if all workers are for servers.
     """
     workers = workers_of(client)
     threads = {
@@ -282,11 +260,7 @@ def is_spark(data: Data) -> bool:
 def arrays(frame: Partition, columns: Columns) -> Partition:
     """Columns of a table as numpy arrays.
 
-    Parameters
-    ----------
-    frame : DataFrame of pandas, polars or Arrow, or mapping of names to columns
-    columns : str, or list of names and of lists of names
-        A name gives an array [rows]; a list of names within the list gives one array [rows, names].
+    In `columns`, a name gives an array [rows]; a list of names within the list gives one array [rows, names].
 
     Returns
     -------
@@ -399,12 +373,7 @@ def _columns_of_frame(frame: Partition) -> Sequence[Hashable] | None:
 def share(holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
     """Which partitions each trainer takes: its own worker's where possible, and none more than one ahead of another.
 
-    Parameters
-    ----------
-    holders : sequence of sequences of str
-        For each partition the workers that hold it.
-    slots : sequence of str
-        For each trainer its worker.
+    `holders` has for each partition the workers that hold it, `slots` for each trainer its worker.
 
     Returns
     -------

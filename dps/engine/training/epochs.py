@@ -59,12 +59,8 @@ class EpochMember(Protocol):
 class EpochRule(NamedTuple):
     """When epochs end before the last one.
 
-    Attributes
-    ----------
-    tol : float or None
-        An epoch counts if its loss is smaller by at least this than the least before; None: all epochs are made.
-    patience : int
-        Epochs in a row that do not count, after which there is no further one.
+    An epoch counts if its loss is smaller by at least `tol` than the least before (None: all epochs are made). After
+    `patience` epochs in a row that do not count, there is no further one.
     """
 
     tol: float | None

@@ -108,10 +108,7 @@ class ReadingBagStage(ReadingStage):
 class ReadingBlockStage(ReadingStage):
     """The same for blocks of arrays: the result has a row for each row of the block.
 
-    Parameters
-    ----------
-    shape : tuple of int or None
-        The shape of a row of the result; None while it is to be found out.
+    `shape` is that of a row of the result; None while it is to be found out.
     """
 
     shape: tuple[int, ...] | None = None

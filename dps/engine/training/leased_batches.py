@@ -85,12 +85,8 @@ async def _gather(worker: Worker, keys: list[Key]) -> dict[Key, Partition]:
 class LeasedBatches:
     """The batches of a trainer whose work is leased in portions.
 
-    Parameters
-    ----------
-    shares : sequence of sequences of int
-        The partitions of each trainer.
-    fetch : callable
-        Given the number of another's partition, gets it here, or raises.
+    `shares` has the partitions of each trainer.
+    `fetch` gets another trainer's partition here, by its number, or raises.
     """
 
     def __init__(

@@ -45,10 +45,7 @@ class Change(NamedTuple):
 def local_rows(client: Client, ids: Mapping[T, Any]) -> Iterator[tuple[PulledRows, ...]]:
     """Within the block, rows that may be changed in place; at its end their differences are pushed.
 
-    Parameters
-    ----------
-    ids : mapping of str or Table to ids
-        As :class:`dps.engine.training.pulled_rows.WantedRows` takes them.
+    `ids` are as :class:`dps.engine.training.pulled_rows.WantedRows` takes them.
     """
     specs = {table: spec_of(client, table) for table in ids} if isinstance(ids, Mapping) else {}
     rows = pull_rows(client, ids)
@@ -94,12 +91,8 @@ def change_of(table: TableLike, spec: TableSpec, rows: PulledRows, before: np.nd
 def push(client: Client, changes: list[Change], counts: list[int]) -> None:
     """Push to all tables at once, and wait; without changes, only take the numbers of their ops.
 
-    Parameters
-    ----------
-    changes : list of Change
-        One for each table, or none at all.
-    counts : list of int
-        Rows of each table in the block.
+    `changes` has one for each table, or none at all.
+    `counts` has the number of rows of each table in the block.
     """
     session = client.session
     with session.lock:

@@ -57,10 +57,7 @@ def check_range(spec: TableSpec, keys: np.ndarray) -> None:
 class MergedRows:
     """Values by key, those of a key merged.
 
-    Parameters
-    ----------
-    how : {"add", "last", "maximum", "minimum"}
-        What becomes of several values of a key.
+    `how` ("add", "last", "maximum" or "minimum") says what becomes of several values of a key.
     """
 
     def __init__(self, dim: int, dtype: Any, how: str):

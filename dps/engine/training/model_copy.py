@@ -147,10 +147,7 @@ class CopiedRows:
 class GatheredRows:
     """Gradients of one table that have not been pushed yet.
 
-    Attributes
-    ----------
-    weight : int or None
-        Rows of data for which they stand, if the pushes say so.
+    `weight` counts the rows of data for which they stand, if the pushes say so.
     """
 
     def __init__(self, spec: TableSpec):

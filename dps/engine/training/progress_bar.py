@@ -28,10 +28,7 @@ class View(Protocol):
 class ProgressBar:
     """Shows how far the trainers are: iterations completed of those planned, which is slowest, and which wait.
 
-    Parameters
-    ----------
-    wanted : bool or None
-        None shows it where a person may look: in a terminal or a notebook.
+    With `wanted` None, it is shown where a person may look: in a terminal or a notebook.
     """
 
     def __init__(self, wanted: bool | None):

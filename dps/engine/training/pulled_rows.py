@@ -93,26 +93,12 @@ def distinct_keys(ids: Any, table: str = "") -> tuple[np.ndarray, Any]:
 class WantedRows(Generic[T]):
     """Which rows of some tables a batch needs, before they are pulled.
 
-    Parameters
-    ----------
-    ids : mapping of str or Table to ids
-        For each table the ids of the batch; None or a slice names rows of a dense table.
-    what : str
-        For messages: what has said which rows these are.
-
-    Attributes
-    ----------
-    keys : dict of ndarray
-        The distinct keys of each table; of a slice, or of all rows, in the order of the rows.
-    asked : dict of Keys
-        The same as a pull takes them: a slice of step 1, or None, is not cut into keys.
-
-    Raises
-    ------
-    InputTypeError
-        `ids` is not a mapping, or the ids of a table are no integers.
-    UnknownTableError
-        There is no such table.
+    `ids` has for each table the ids of the batch; None or a slice names rows of a dense table.
+    `what` names, for messages, what has said which rows these are.
+    `keys` has the distinct keys of each table; of a slice, or of all rows, in the order of the rows.
+    `asked` has the same as a pull takes them: a slice of step 1, or None, is not cut into keys.
+    Raises InputTypeError if `ids` is not a mapping, or the ids of a table are no integers.
+    Raises UnknownTableError if there is no such table.
     """
 
     def __init__(self, client: Client, ids: Mapping[T, Any], what: str = "rows"):
@@ -144,12 +130,6 @@ def name_in_messages(table: TableLike) -> str:
 
 
 def pull_rows(client: Client, ids: Mapping[T, Any], what: str = "rows") -> dict[T, PulledRows]:
-    """Pull the rows of ids, of several tables in one round trip.
-
-    Parameters
-    ----------
-    ids : mapping
-        As in :class:`WantedRows`.
-    """
+    """Pull the rows of ids, of several tables in one round trip. `ids` are as in :class:`WantedRows`."""
     wanted = WantedRows(client, ids, what)
     return wanted.filled(client.pull(wanted.asked)) if len(wanted) else {}

@@ -73,15 +73,8 @@ def may_serve(others_clock: float, clock: float, staleness: float) -> bool:
 class StaleRows:
     """Which rows of a pull the trainer itself has changed since.
 
-    Parameters
-    ----------
-    keys : ndarray of int64
-        What was pulled, each key once.
-
-    Attributes
-    ----------
-    mask : ndarray of bool
-        For each key, whether its row is stale.
+    `keys` were pulled, each key once.
+    `mask` says for each key whether its row is stale.
 
     Examples
     --------
@@ -162,13 +155,7 @@ class Standing(Protocol):
 
 
 class SentPull:
-    """A pull of the rows of a later batch.
-
-    Parameters
-    ----------
-    others_clock : float
-        A clock that all other trainers had reached before.
-    """
+    """A pull of the rows of a later batch. All other trainers had reached `others_clock` before."""
 
     def __init__(self, wanted: WantedRows, others_clock: float, pending: Pending[dict[Any, np.ndarray]]):
         self.wanted, self.others_clock = wanted, others_clock
@@ -218,10 +205,7 @@ class BatchAhead:
 class NotingCalls:
     """A trainer's calls within the loop: those of its client, noting which rows they change.
 
-    Parameters
-    ----------
-    note : callable
-        Called with a function that makes the call, and what the call changes: a table and keys, or a mapping.
+    `note` is called with a function that makes the call, and what the call changes: a table and keys, or a mapping.
     """
 
     def __init__(self, client: Client, note: Callable[..., Any]):
@@ -235,17 +219,9 @@ class NotingCalls:
 class RowsAhead:
     """The rows of a loop's batches; see the module.
 
-    Parameters
-    ----------
-    pull : callable
-        Given a batch, the ids whose rows it needs: ``{table: ids}``.
-    ahead : int
-        How many batches ahead of their time rows are pulled.
-
-    Attributes
-    ----------
-    calls : NotingCalls
-        What the trainer's pushes go through within the loop.
+    `pull` gives the ids whose rows a batch needs: ``{table: ids}``.
+    `ahead` is how many batches ahead of their time rows are pulled.
+    The trainer's pushes go through `calls` within the loop.
     """
 
     def __init__(self, standing: Standing, pull: Callable[[Batch], Mapping[Any, Any]], ahead: int):

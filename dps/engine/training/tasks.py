@@ -126,12 +126,7 @@ class TrainerTask:
 class Tasks:
     """The trainers' tasks of a run, as the driver sees them.
 
-    Parameters
-    ----------
-    threads : Threads
-        Reserved for them.
-    seats : list of TrainerTask
-        By trainer.
+    `threads` are reserved for them; `seats` are in the order of the trainers.
     """
 
     def __init__(self, client: Client, job: TrainerJob, threads: Threads, seats: list[TrainerTask]):

@@ -18,10 +18,7 @@ PAUSE_SECONDS = 0.25  # between two tries
 class Threads:
     """What a run has reserved, from the first of its trainers to its end.
 
-    Parameters
-    ----------
-    driver : str
-        The id of the Dask client that will submit the tasks.
+    `driver` is the id of the Dask client that will submit the tasks.
     """
 
     def __init__(self, call: Control, driver: str):
@@ -40,10 +37,7 @@ class Threads:
     ) -> list[tuple[str, str]]:
         """(worker, key of the task) for each trainer, reserved for `seconds`; `holders` are those of each partition.
 
-        Raises
-        ------
-        TooFewWorkersError
-            So many threads are not free, after a few tries.
+        Raises TooFewWorkersError if so many threads are not free, after a few tries.
         """
         holding = [worker for workers in holders for worker in workers]
         for tries in range(1, TRIES + 1):

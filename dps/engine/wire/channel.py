@@ -80,10 +80,7 @@ class Request:
     def result(self, deadline: float) -> Request:
         """Wait until `deadline` (time.monotonic) for the answer.
 
-        Raises
-        ------
-        DPSError
-            The error that the peer answered; or the peer is gone, or did not answer in time.
+        Raises the error that the peer answered, or a DPSError if the peer is gone, or did not answer in time.
         """
         if not self.done:
             self.channel.read_until(self, deadline)

@@ -40,10 +40,7 @@ FLUSH_BYTES = 1 << 16
 class Coalescer:
     """The frames that one turn of the loop has written to one peer.
 
-    Parameters
-    ----------
-    soon : callable
-        Called with a function that the loop has to call at the end of its turn.
+    `soon` is called with a function that the loop has to call at the end of its turn.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], object], transport: asyncio.WriteTransport):
@@ -130,10 +127,7 @@ class DirectWriter:
 class Turn:
     """The end of the present turn of a loop.
 
-    Parameters
-    ----------
-    polling : Polling
-        How long to poll before the loop sleeps. Systems without epoll do not poll.
+    `polling` says how long to poll before the loop sleeps. Systems without epoll do not poll.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, polling: Polling):

@@ -73,13 +73,9 @@ class WholeBody:
 class FrameReader:
     """The receiving end of one stream of frames.
 
-    Parameters
-    ----------
-    limit : int
-        Bytes that a body may have; the attribute may be changed at any time.
-    place : callable
-        Header of a frame that does not fit into the inbox -> the destination of its body, or None: the frame has to
-        wait, and the next call of `next` asks again. It may raise the error that ends the connection.
+    A body may have `limit` bytes; the attribute may be changed at any time.
+    `place` gives, for the header of a frame that does not fit into the inbox, the destination of its body, or None: the
+    frame has to wait, and the next call of `next` asks again. It may raise the error that ends the connection.
     """
 
     def __init__(
@@ -133,10 +129,7 @@ class FrameReader:
     def next(self) -> tuple[Header, memoryview] | None:
         """The next frame, None if it is not complete. Its body is valid until the reader is used again.
 
-        Raises
-        ------
-        ProtocolError
-            The bytes are no frame, or one above the limit.
+        Raises ProtocolError if the bytes are no frame, or one above the limit.
         """
         if self._large is not None:
             return self._finished()

@@ -175,10 +175,7 @@ def encode_header(header: Header, request: int | None = None) -> bytes:
 def decode_header(buffer: Buffer, offset: int, limit: int) -> Header:
     """The header at `offset`.
 
-    Raises
-    ------
-    ProtocolError
-        Wrong magic, or a body that is not whole words or longer than `limit` bytes.
+    Raises ProtocolError for wrong magic, or a body that is not whole words or longer than `limit` bytes.
     """
     fields = _HEADER.unpack_from(buffer, offset)
     if fields[0] != MAGIC:

@@ -78,10 +78,7 @@ def proves(claim: object, secret: str, side: str, *nonces: str) -> bool:
 class ListeningHandshake:
     """The listening side. Its one attempt ends with the session's name in `session`, or with an error.
 
-    Parameters
-    ----------
-    known : mapping
-        Session name -> secret.
+    `known` maps names of sessions to secrets.
     """
 
     def __init__(self, known: Mapping[str, str]):
@@ -96,12 +93,8 @@ class ListeningHandshake:
     def receive(self, header: Header, body: Buffer) -> tuple[Header, bytes]:
         """Take the peer's first frame; the answer is the frame that welcomes it.
 
-        Raises
-        ------
-        AccessDeniedError
-            The peer does not know the secret of the session that it names.
-        ProtocolError
-            The frame is no HELLO, or too long, or not the first.
+        Raises AccessDeniedError if the peer does not know the secret of the session that it names.
+        Raises ProtocolError if the frame is no HELLO, or too long, or not the first.
         """
         if self._tried:
             raise ProtocolError("the session secret is to be proved once, in the first frame")
@@ -133,12 +126,8 @@ class ConnectingHandshake:
     def receive(self, header: Header, body: Buffer) -> tuple[Header, bytes] | None:
         """Take the peer's next frame; the answer is the frame to send, or None when the peer has proved the secret.
 
-        Raises
-        ------
-        ProtocolError
-            The peer is no endpoint of dps, speaks another version, or does not know the secret.
-        DPSError
-            The error for which the peer refuses this side.
+        Raises ProtocolError if the peer is no endpoint of dps, speaks another version, or does not know the secret.
+        Raises the DPSError for which the peer refuses this side.
         """
         due, self._due = self._due, None
         if header.kind == frames.ERROR and due is not None:

@@ -12,10 +12,7 @@ __all__ = ["LogLimit"]
 class LogLimit(logging.Filter):
     """Passes a number of warnings a second; the first one of a later second says how many were held back.
 
-    Parameters
-    ----------
-    most : int
-        Warnings a second. Errors always pass.
+    `most` is that number. Errors always pass.
     """
 
     def __init__(self, max_per_second: int, clock: Callable[[], float] = time.monotonic):

@@ -76,13 +76,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(kind: type[M], body: Buffer) -> M:
-    """The message of that kind in the body of a frame.
-
-    Raises
-    ------
-    ProtocolError
-        It says which field is wrong.
-    """
+    """The message of that kind in the body of a frame. Raises ProtocolError, which says which field is wrong."""
     value = frames.decode_json(body)
     try:
         return msgspec.convert(value, kind, str_keys=True)

@@ -21,15 +21,8 @@ class Once:
     and the next thread tries again. A call from within the function itself, or from a signal handler or destructor that
     interrupts it, returns at once, because a thread that waits for itself would never end.
 
-    Parameters
-    ----------
-    what : str
-        What the function does, for the error message: "closing the cluster".
-
-    Raises
-    ------
-    RequestTimeoutError
-        Another thread has not finished within a minute.
+    `what` says what the function does, for the error message: "closing the cluster".
+    Raises RequestTimeoutError if another thread has not finished within a minute.
 
     Examples
     --------

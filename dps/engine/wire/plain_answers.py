@@ -52,13 +52,7 @@ class PlainStep(Protocol):
 
 
 class PlainAnswers:
-    """The answers of one connection.
-
-    Parameters
-    ----------
-    peer : RoleConnection
-        The connection, for answers that leave later and memory for large ones.
-    """
+    """The answers of one connection, the `peer`, which has memory for large ones and sends those that leave later."""
 
     def __init__(self, peer: RoleConnection, writer: DirectWriter, from_server: bool):
         self._peer = peer

@@ -23,10 +23,7 @@ __all__ = ["Pool"]
 class Pool:
     """Idle channels, by their address and secret.
 
-    Parameters
-    ----------
-    max_idle : int
-        How many channels are kept; if there are more, the pool closes those that have been idle longest.
+    `max_idle` channels are kept; if there are more, the pool closes those that have been idle longest.
     """
 
     def __init__(self, max_idle: int = 256, max_idle_seconds: float = 60.0):

@@ -52,10 +52,7 @@ class Remembered:
 class Memory:
     """What one process remembers: of the contents that came, those that were used last.
 
-    Parameters
-    ----------
-    values, nbytes : int
-        The largest number of contents, and of their bytes together.
+    `values` and `nbytes` are the largest number of contents, and of their bytes together.
     """
 
     def __init__(self, values: int = MAX_VALUES, nbytes: int = MAX_BYTES):
@@ -70,12 +67,8 @@ class Memory:
     def take(self, data: bytes) -> Remembered:
         """The value that has arrived as a key, or as a key with its content.
 
-        Raises
-        ------
-        UnknownFunctionError
-            The content is not known here, or not any more.
-        ProtocolError
-            The key is not that of the content.
+        Raises UnknownFunctionError if the content is not known here, or not any more.
+        Raises ProtocolError if the key is not that of the content.
         """
         key, content = data[:KEY_BYTES], data[KEY_BYTES:]
         with self._lock:

@@ -131,11 +131,8 @@ def keep_alive(sock: socket.socket, untaken_seconds: float | None = None) -> Non
 
     A trainer then has half of `dps.timeouts.rejoin` left to connect again.
 
-    Parameters
-    ----------
-    untaken_seconds : float, optional
-        How long the peer may leave sent data untaken; `DEAD_PEER_SECONDS` by default. The side that answers requests
-        allows more, because a client may compute for a while before it takes an answer.
+    `untaken_seconds` is how long the peer may leave sent data untaken; `DEAD_PEER_SECONDS` by default. The side that
+    answers requests allows more, because a client may compute for a while before it takes an answer.
     """
     untaken_ms = round(1000 * (DEAD_PEER_SECONDS if untaken_seconds is None else untaken_seconds))
     options = {**KEEPALIVE_OPTIONS, "TCP_USER_TIMEOUT": untaken_ms}

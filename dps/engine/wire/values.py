@@ -39,12 +39,8 @@ def encode_values(value: object, what: str, known: Container[bytes] = ()) -> byt
 
     Of what is remembered, the keys in `known` travel without their content.
 
-    Raises
-    ------
-    InputTypeError
-        Something in it is neither a plain value nor an array of numpy.
-    InputError
-        A whole number in it has more than 64 bits.
+    Raises InputTypeError if something in it is neither a plain value nor an array of numpy.
+    Raises InputError if a whole number in it has more than 64 bits.
 
     Examples
     --------

@@ -64,16 +64,9 @@ class RatingSource(Protocol):
 def source_of(data: RatingsLike, columns: Columns) -> RatingSource:
     """Where the ratings are. Those in this process are checked.
 
-    Parameters
-    ----------
-    data : sparse matrix, ndarray, tuple, DataFrame, Dask collection, list of futures or delayed values, Spark DataFrame
-    columns : tuple of str
-        The names of the columns of a DataFrame: user, item, value.
-
-    Raises
-    ------
-    InputError, InputTypeError
-        There are no ratings in this process, or wrong ones. Trainers check those that are elsewhere.
+    `columns` are the names of the columns of a DataFrame: user, item, value.
+    Raises InputError or InputTypeError if there are no ratings in this process, or wrong ones. Trainers check those
+    that are elsewhere.
     """
     if is_spark(data):
         if not hasattr(data, "mapInArrow"):

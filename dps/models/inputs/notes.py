@@ -55,10 +55,7 @@ def to_plain(thing: object) -> object:
 def from_plain(plain: object, depth: int = MAX_DEPTH) -> object:
     """What :func:`to_plain` made plain; lists have become tuples.
 
-    Raises
-    ------
-    ProtocolError
-        The values stand for nothing that :func:`to_plain` makes.
+    Raises ProtocolError if the values stand for nothing that :func:`to_plain` makes.
     """
     if not depth:
         raise ProtocolError(f"a survey or a plan with objects that are {MAX_DEPTH} deep")

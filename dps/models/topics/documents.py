@@ -90,10 +90,7 @@ class Documents(NamedTuple):
 def documents_of(X: Features, words: int | None, whole: bool) -> Documents:
     """The documents, wherever they lie. Those in memory are checked, as by :func:`counts_of`.
 
-    Raises
-    ------
-    InputError, InputTypeError
-        There are no documents, or no counts of words.
+    Raises InputError or InputTypeError if there are no documents, or no counts of words.
     """
     columns = getattr(X, "columns", None)
     if is_spark(X):

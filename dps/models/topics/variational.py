@@ -41,19 +41,11 @@ WORDS_AT_A_TIME = 1 << 14  # rows of a pull for the bound
 class Discount:
     """The factor between the table and lambda at each step of online learning.
 
-    Parameters
-    ----------
-    rates : ndarray
-        rho of each step.
-    least : float
-        The scale below which the table is multiplied by it.
-
-    Attributes
-    ----------
-    before, after : ndarray
-        The scale before and after each step, where the table was multiplied at the beginning of the step.
-    brought_in : ndarray
-        By what the table is to be multiplied at the beginning of the step; 1: by nothing.
+    `rates` has rho of each step.
+    `least` is the scale below which the table is multiplied by it.
+    `before` and `after` have the scale before and after each step, where the table was multiplied at the beginning of
+    the step.
+    `brought_in` is what the table is to be multiplied by at the beginning of the step; 1: by nothing.
 
     Examples
     --------

@@ -63,12 +63,7 @@ def joined(sentences: Iterable, where: str = "", first: int = 0) -> tuple[list[s
 
     Types are compared as sets, because a look at each word would take longer than all else that is done with it.
 
-    Parameters
-    ----------
-    where : str
-        For messages, behind the number of a sentence.
-    first : int
-        The number of the first sentence, for messages.
+    Messages give the number of a sentence, from `first` on, and `where` behind it.
     """
     made = list(sentences)
     if all(issubclass(kind, (list, tuple, np.ndarray)) for kind in set(map(type, made))):

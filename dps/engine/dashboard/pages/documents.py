@@ -88,12 +88,8 @@ class Fold:
 class Document:
     """The page in one browser: plots of one parameter server, and a choice where there are several servers.
 
-    Parameters
-    ----------
-    views : callable
-        Returns the present snapshots of all parameter servers, by name.
-    plots : list of Plot
-        The plots. They are updated when there is a new snapshot, if they are visible.
+    `views` returns the present snapshots of all parameter servers, by name.
+    The plots are updated when there is a new snapshot, if they are visible.
     """
 
     def __init__(self, views: Views, plots: list[Plot]) -> None:

@@ -49,10 +49,7 @@ NO_METRICS = "No loss was logged, so the report cannot tell whether it converges
 def report(history: RunHistory, versions: Mapping[str, str], held: str = "") -> str:
     """The HTML of the report, with its charts in it.
 
-    Parameters
-    ----------
-    held : str
-        What the servers hold, as text; empty if they do not answer.
+    `held` is what the servers hold, as text; empty if they do not answer.
     """
     trainers = sorted(
         windows(history.trainers, history.began),

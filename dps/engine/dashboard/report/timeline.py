@@ -34,10 +34,7 @@ Event = dict[str, Any]
 def timeline(history: RunHistory, max_windows: int = MAX_WINDOWS) -> dict[str, Any]:
     """The trace, to be written as JSON.
 
-    Parameters
-    ----------
-    max_windows : int
-        The largest number of windows of all trainers together; of more windows, neighbours are joined.
+    `max_windows` is the largest number of windows of all trainers together; of more windows, neighbours are joined.
 
     Returns
     -------
