@@ -79,7 +79,6 @@ class Elements(NamedTuple):
     keys: np.ndarray | None = None
 
     def numbers(self, start: int, count: int) -> np.ndarray:
-        """The numbers, or keys, of so many elements."""
         return np.arange(start, start + count) if self.keys is None else self.keys[start : start + count]
 
 
@@ -120,13 +119,7 @@ class Operands(NamedTuple):
 
 
 def evaluated(rows: ShardRows, layout: PoolLayout, prepared: PreparedPlan, operands: Operands) -> list[Partial]:
-    """Write the program's outputs on a shard, and return its reductions' partial results.
-
-    Returns
-    -------
-    list
-        Empty for a shard without elements.
-    """
+    """Write the program's outputs on a shard, and return its reductions' partial results: none without elements."""
     begin, end = layout.extent(rows.shard)
     length = end - begin
     if not length:
@@ -144,10 +137,7 @@ def evaluated(rows: ShardRows, layout: PoolLayout, prepared: PreparedPlan, opera
 def evaluated_keyed(rows: KeyedRows, prepared: PreparedPlan, operands: Operands) -> list[Partial]:
     """Write the program's outputs into columns of a keyed table's shard.
 
-    Returns
-    -------
-    list
-        How many rows the shard has, and the reductions' partial results; empty for a shard without rows.
+    Returns how many rows the shard has, and the reductions' partial results; nothing for a shard without rows.
     """
     before = rows.before
     length = len(before)

@@ -115,7 +115,6 @@ class Node:
         return False
 
     def put(self, block: Block) -> None:
-        """Its elements lie there from now on."""
         self.block = block
         self.op = ""
         self.operands = ()

@@ -99,7 +99,6 @@ class VectorPool:
             return [number for number, state in enumerate(self._vectors) if state == USED[0]]
 
     def holds(self, dtype: np.dtype) -> bool:
-        """Whether its rows can hold elements of a dtype."""
         return dtype.itemsize <= self.dtype.itemsize
 
     def _take_back(self) -> None:

@@ -57,7 +57,6 @@ def run_keyed(rows: Rows, plan: Remembered, operands: list[Any]) -> list[Partial
 
 @function(changes=True)
 def delete_zeros(rows: Rows, columns: list[int]) -> int:
-    """Delete the rows with zeros in all these columns."""
     return rows.delete(~(rows.before[:, columns] != 0).any(axis=1))
 
 

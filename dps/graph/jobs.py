@@ -72,7 +72,6 @@ class GraphJob:
         self._tables.remove(name)
 
     def mailbox(self) -> str:
-        """Make a table for :func:`dps.graph.exchange.exchanged`; its name."""
         return self.table("mailbox", "int64", BLOCK)
 
     def run(
@@ -84,7 +83,6 @@ class GraphJob:
         )
 
     def result(self, table: str, iterations: int, converged: bool) -> VertexValues:
-        """The result in a table, which outlives the job."""
         values = VertexValues(self._ps, self._ps.tables()[table], iterations, converged)
         self.keep(table)
         return values

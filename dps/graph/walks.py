@@ -250,7 +250,6 @@ class Graph(NamedTuple):
         return np.concatenate(parts)[codes]
 
     def joined(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Whether there is an edge from one vertex to the other."""
         return self.pull(self.plan.pairs, before * self.vertices + after)[:, 0] > 0
 
 
@@ -315,7 +314,6 @@ def stored_edges(trainer: dps.Trainer, partitions: Sequence[object], plan: WalkP
 
 
 def pushed(trainer: dps.Trainer, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
-    """Push rows, some at a time."""
     for first in range(0, len(keys), CALL_ROWS):
         trainer.push(table, keys[first : first + CALL_ROWS], rows[first : first + CALL_ROWS])
 

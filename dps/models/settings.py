@@ -90,7 +90,6 @@ def is_whole(value: object, least: int) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite number."""
     return isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value)
 
 
@@ -105,6 +104,5 @@ def alternatives(values: tuple[object, ...]) -> str:
 
 
 def refuse_other(name: str, value: object, rule: SettingRule) -> None:
-    """Raise an error where the rule of a setting does not allow its value."""
     if not rule.allows(value):
         raise InputError(f"{name} is {rule.text()}; not {told(value)}")

@@ -62,7 +62,6 @@ def is_session(thing: object) -> TypeIs[SparkSession]:
 
 
 def session_of(data: Features) -> SparkSession:
-    """The session that a DataFrame or RDD belongs to."""
     from pyspark.sql import SparkSession
 
     return data.sparkSession if hasattr(data, "mapInArrow") else SparkSession.builder.getOrCreate()

@@ -145,13 +145,11 @@ class Minimization:
         return self.status != RUNNING
 
     def end(self, status: int, message: str = "") -> None:
-        """End with this status, unless there is one."""
         if self.status == RUNNING:
             self.status = status
             self.message = message or MESSAGES[status].format(max_iter=self.max_iter)
 
     def result(self) -> OptimizeResult:
-        """The whole minimisation, as scipy describes it."""
         return self._described(success=self.status == CONVERGED, status=self.status, message=self.message)
 
     def _described(self, **more: object) -> OptimizeResult:

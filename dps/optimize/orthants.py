@@ -105,7 +105,6 @@ def pseudo_gradient(x: Vector, gradient: Vector, l1: float | Vector) -> Vector:
 
 
 def penalty_of(x: Vector, l1: float | Vector) -> float:
-    """The sum of ``l1 * abs(x)``."""
     return float(dots([(l1 * np.sign(x), x)])[0])
 
 

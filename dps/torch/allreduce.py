@@ -14,7 +14,6 @@ __all__ = ["allreduce_gradients", "broadcast_parameters"]
 
 
 def sum_dtype(parameters: list[torch.nn.Parameter]) -> type:
-    """The dtype in which numbers of parameters are added up."""
     return np.float64 if any(each.dtype == torch.float64 for each in parameters) else np.float32
 
 

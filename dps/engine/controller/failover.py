@@ -558,6 +558,5 @@ class Membership:
 
 
 def _list_shards(shards: list[int]) -> str:
-    """The first few shards, for a message."""
     few = ", ".join(map(str, shards[:8]))
     return f"shard{'s' * (len(shards) > 1)} {few}" + (f", ... ({len(shards)})" if len(shards) > 8 else "")

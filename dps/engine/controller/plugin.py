@@ -178,7 +178,6 @@ class Sessions(Mapping[str, Session]):
         holding: Collection[str],
         seconds: float,
     ) -> dict[str, object]:
-        """Choose threads for trainers and reserve them, in one step: see `seating.py`."""
         self.session(name)
         return self.seating.take(name, driver, trainers, most, list(holding), seconds)
 
@@ -197,7 +196,6 @@ class Sessions(Mapping[str, Session]):
                 self.endpoint.loop.call_soon_threadsafe(session.membership.remove_worker, worker)
 
     def stop(self) -> None:
-        """The scheduler is being closed."""
         if self.endpoint is not None:
             self.endpoint.stop()
             self.endpoint = None

@@ -113,7 +113,6 @@ class Run:
         return self.stopped is None and bool(self.connected or (self.lost and not self.elastic))
 
     def record(self, trainer: int) -> TrainerRecord:
-        """The record of a trainer, for reading; `NEVER_JOINED` if it has none."""
         return self.records.get(trainer, NEVER_JOINED)
 
     def join(self, trainer: int, connection: RoleConnection, attempt: int, joins: int, where: str) -> None:

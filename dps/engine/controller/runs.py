@@ -210,7 +210,6 @@ class Runs:
         return well and not any(run.active and not run.elastic for run in self.runs.values())
 
     def is_active_origin(self, origin: int) -> bool:
-        """Whether the run with this first origin is active."""
         return any(run.origin == origin and run.active for run in self.runs.values())
 
     def failed(self) -> int:

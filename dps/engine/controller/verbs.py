@@ -53,7 +53,6 @@ async def adapt(session: Session, *, rule: bytes) -> None:
 
 
 async def retire(session: Session, *, server: int) -> None:
-    """Empty one server, then close it; a spare worker takes its place, if there is one."""
     await session.actors.retire(server)
 
 

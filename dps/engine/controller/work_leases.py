@@ -39,7 +39,6 @@ class WorkLeases:
 
     @property
     def total(self) -> int:
-        """How many portions there are, and so origins."""
         return self.leases.total
 
     def asked(
@@ -87,7 +86,6 @@ class WorkLeases:
         return answer
 
     def ticked(self, trainer: int, clock: int, lowest: int) -> None:
-        """A trainer has completed an epoch; no trainer that counts has completed fewer than `lowest`."""
         self.leases.ticked(trainer, clock, lowest)
 
     def lost(self, trainer: int, for_good: bool = False) -> None:

@@ -185,7 +185,6 @@ class Clock:
 
     @property
     def maximum(self) -> int:
-        """The highest clock of all trainers."""
         return max(self._clocks)
 
     def clock_of(self, trainer: int) -> int:
@@ -202,7 +201,6 @@ class Clock:
         return dict(self._waiting)
 
     def overdue(self, now: float, timeout: float) -> list[int]:
-        """The trainers that have waited for `timeout` seconds or more."""
         return [trainer for trainer, since in self._waiting.items() if now - since >= timeout]
 
     def ages(self, now: float) -> list[float]:

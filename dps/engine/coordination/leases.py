@@ -325,7 +325,6 @@ class Leases:
         return int(np.count_nonzero((self._end > self._first) & (self._epoch <= earliest)))
 
     def held(self) -> dict[int, Lease]:
-        """The lease of each trainer that holds a portion."""
         return {int(n): Lease(*self._leases[n].item()) for n in np.flatnonzero(self._leases["portion"] >= 0)}
 
     # -- inside

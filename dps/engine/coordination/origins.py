@@ -183,7 +183,6 @@ class TaskOrigins(Generic[Life]):
 
     @property
     def ended(self) -> bool:
-        """Whether :meth:`take_ended` would return any."""
         return bool(self._ended)
 
     def _end(self, task: Hashable) -> None:

@@ -62,7 +62,7 @@ def place(shards: int, servers: Sequence[int], copies: int = 1, epoch: int = 0) 
     backups of one server's shards are spread over the others, so that no single server has to take over all its work.
 
     Parameters
-        How many shards, at least one.
+    ----------
     servers : sequence of int
         The numbers of the servers, each once, in the order in which they are to be filled.
     copies : int
@@ -121,7 +121,6 @@ def without(
 
 
 def joined(old: Place, server: int, epoch: int) -> Place:
-    """The shard with `server` as its joiner."""
     return rechained(old, old.chain, server, epoch)
 
 

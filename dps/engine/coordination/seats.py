@@ -81,7 +81,6 @@ class Reservations:
         self._reservations.update((key, _Reservation(worker, until, driver, session)) for key, worker in pairs)
 
     def release(self, keys: Collection[str]) -> None:
-        """End the reservations for these tasks."""
         for key in keys:
             self._reservations.pop(key, None)
 

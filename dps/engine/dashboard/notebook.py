@@ -204,7 +204,6 @@ def clocks_html(*runs: RunStatus, seconds: float | None = None) -> str:
 
 
 def table_html(spec: TableSpec) -> str:
-    """A table's specification, and the bytes of one row."""
     return render("table", spec=spec, nbytes=size_text((spec.dim + spec.slots) * spec.itemsize))
 
 

@@ -154,7 +154,6 @@ def summary(run: RunStatus) -> str:
 
 
 def kind_text(finding: Straggler) -> str:
-    """The kind of a finding, and by how much the party is slower."""
     factor = finding.factor or 0.0
     return f"{finding.kind}, {factor:.1f}x" if factor > 1 else finding.kind
 

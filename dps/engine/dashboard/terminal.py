@@ -70,7 +70,6 @@ def slowest_first(run: RunStatus) -> list[int]:
 
 
 def last_values(run: RunStatus) -> list[float | None]:
-    """The last value of the learning curve that each trainer has logged."""
     name = learning_curve(run.logged)
     return [None] * len(run.trainers) if name is None else run.logged[name]
 
@@ -400,7 +399,6 @@ def finding_lines(findings: Sequence[Straggler]) -> Iterator[Text]:
 
 
 def shortened(name: str) -> str:
-    """A table's name, cut if it is very long."""
     return name if len(name) <= MAX_TABLE_NAME_LENGTH else f"{name[: MAX_TABLE_NAME_LENGTH - 3]}..."
 
 
@@ -438,7 +436,6 @@ def grid(names: Sequence[str], left: Sequence[str], bar: str | None = None, plac
 
 
 def titled(table: Table, hidden: int) -> Table:
-    """The table, with the number of hidden rows in its first head."""
     if hidden > 0:
         table.columns[0].header = f"{table.columns[0].header} ({hidden} more)"
     return table

@@ -50,7 +50,6 @@ def number_text(value: float | None, unit: str = "") -> str:
 
 
 def size_text(nbytes: float) -> str:
-    """A number of bytes, as Dask writes it."""
     return str(format_bytes(nbytes))  # type: ignore[arg-type]
 
 

@@ -101,7 +101,6 @@ class DriverConnection:
             raise
 
     def attach(self) -> None:
-        """Take up the parameter server of this name, which runs."""
         try:
             self._take(self.describe())
             self.attached = True
@@ -133,7 +132,6 @@ class DriverConnection:
         self.copies = description.copies
 
     def describe(self, callback_timeout: float | None = None) -> Description:
-        """What the controller tells drivers of this parameter server; `callback_timeout` as for :meth:`call`."""
         answer = self.call("describe", callback_timeout=callback_timeout)
         return msgspec.msgpack.decode(answer, type=Description)
 
@@ -190,7 +188,6 @@ class DriverConnection:
             self._registered.add(function)
 
     def forget_routes(self) -> None:
-        """Have the clients of this process ask again what tables there are."""
         with self._lock:
             clients = list(self._clients)
         for client in clients:
@@ -202,7 +199,6 @@ class DriverConnection:
     # -- the end
 
     def when_released(self, *actions: Callable[[], None]) -> None:
-        """Call these once the connection is released."""
         self._when_released += actions
 
     def detach(self) -> None:

@@ -53,7 +53,6 @@ async def dask_setup(process: Scheduler | Worker, servers: int | None, copies: i
 
 
 async def dask_teardown(process: Scheduler | Worker) -> None:
-    """What Dask calls when the scheduler, or the worker, closes."""
     if (task := opening.pop(process.id, None)) is not None:
         task.cancel()
 

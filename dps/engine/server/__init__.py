@@ -15,6 +15,8 @@ function_exchange  what the server and that process exchange: messages, and arra
 function_child     what runs in that process
 function_boot      the program with which it starts
 large_ops          carries large ops out in a thread beside the loop, and puts them in place between requests
+closings           closes clocks with many sums, shard by shard, between requests
+beside_thread      the thread in which such work is done
 heartbeat          heartbeats to the controller, and the lease that they renew
 checkpoint_writer  cuts shards at a clock, and writes them while training goes on
 ================== ==============================================================================

@@ -136,7 +136,6 @@ class Closings:
         return [closing for closing in closings if closing[0] in used]
 
     def _settle(self, table: ServerTable, replica: Replica, ops: list[Op], owed: OwedAnswer) -> None:
-        """Apply to one primary what the end of a run brings."""
         for op in ops:
             self._owner.changes.control(table, self._owner.epoch, [replica], op, owed)
         owed.confirm()

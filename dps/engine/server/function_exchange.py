@@ -123,7 +123,6 @@ class Pages:
             return cls(os.dup(file.fileno()), writable)
 
     def missing(self, arrays: Sequence[np.ndarray | None]) -> int:
-        """By how many bytes the file has to grow for these arrays."""
         return self._grown(sum(padded_size(each.nbytes) for each in arrays if each is not None)) - self.size
 
     def _grown(self, nbytes: int) -> int:

@@ -149,7 +149,6 @@ class Hold:
         return apart and stamp_of(mine)[:-2] == stamp_of(header)[:-2]
 
     def wait(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        """Have a request wait until the function has ended."""
         self.waiting.append(connection)
         connection.postpone(header, body)
 
@@ -479,7 +478,6 @@ def as_rows(answer: bytes, table: ServerTable) -> np.ndarray:
 
 
 def of_rows(kept: np.ndarray) -> bytes:
-    """What :func:`as_rows` made rows of."""
     whole = kept.tobytes()
     return whole[8 : 8 + int.from_bytes(whole[:8], "little")]
 
@@ -505,7 +503,6 @@ def _has(replica: Replica, header: Header) -> bool:
 
 
 def _kept_result(replica: Replica, header: Header) -> bytes | None:
-    """What the call has returned on this shard, if the ledger has kept it."""
     kept = replica.shard.ledger.answer(header.trainer, header.clock, header.number)
     return None if kept is None else of_rows(kept)
 

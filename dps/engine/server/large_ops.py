@@ -60,7 +60,6 @@ class LargeOps:
         self._closed = False
 
     def close(self) -> None:
-        """End the work; what it has made is dropped."""
         self._closed = True
         self._ready.clear()
         self._runner.close()

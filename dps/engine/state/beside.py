@@ -63,7 +63,6 @@ class Twin:
             shard.twin = None
 
     def fits(self, shard: Shard) -> bool:
-        """Whether the shard is as it was."""
         same = all(a is b for a, b in zip(objects_of(shard), self._objects, strict=True))
         return same and numbers_of(shard) == self._numbers
 
@@ -131,7 +130,6 @@ class Compaction:
         self._twin.end(shard)
 
     def install(self, shard: KeyedShard) -> None:
-        """Let the shard take over what the twin has, unless the shard has changed since."""
         if self._twin.fits(shard):
             self._twin.put_in_place(shard)
 

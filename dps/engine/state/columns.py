@@ -254,7 +254,6 @@ class ColumnOptimizers(Optimizer):
         return np.repeat([each.slot_start for each in self.optimizers], self.slots())
 
     def slots(self) -> list[int]:
-        """Columns of state of each column."""
         return [each.init(dim) for each, dim in zip(self.optimizers, self.dims, strict=True)]
 
     def init(self, dim: int) -> int:
@@ -295,7 +294,6 @@ class ColumnInitializers(Initializer):
 
     @property
     def is_zero(self) -> bool:
-        """Whether all initial values are 0, so that fresh memory holds them already."""
         return all(each.is_zero for each in self.initializers)
 
     def to_dict(self) -> Description:

@@ -1,7 +1,7 @@
 """Custom: an optimizer of the user, as it travels from the driver to the servers and into checkpoints. Pure.
 
-The user's class goes along as cloudpickle, by value, because servers cannot import the user's notebook or script. Only
-servers open it. All other processes see its name, its fields and what it says of itself, which is all that they need.
+The user's class goes along by value (`user_code.py`), and only servers open it. All other processes see its name, its
+fields and what it says of itself, which is all that they need.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ class Custom(Optimizer):
         return self.first
 
     def init(self, dim: int) -> int:
-        """Columns of state of a row of the table for which the value was made."""
         return self.columns
 
     def numbers(self, clock: int) -> np.ndarray:
@@ -102,7 +101,6 @@ class Custom(Optimizer):
         return np.array([clock], np.float64)
 
     def to_dict(self) -> Description:
-        """The value as plain values for JSON, without the opened class."""
         description = super().to_dict()
         del description["opened"]
         return {**description, "types": list(self.types)}

@@ -78,7 +78,6 @@ class Named(Protocol):
 
 
 def table_name(table: str | Named) -> str:
-    """The name of a table, given by name or by handle."""
     if isinstance(table, str):
         return table
     return check_name("table", getattr(table, "name", table))

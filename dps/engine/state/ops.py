@@ -80,7 +80,6 @@ class Selection(NamedTuple):
 
     @property
     def memory(self) -> np.ndarray | None:
-        """What it reads of the shard's memory, if it does."""
         return self.rows if self.is_view else None
 
     @property
@@ -88,7 +87,6 @@ class Selection(NamedTuple):
         return self.rows.nbytes
 
     def over(self, memory: np.ndarray) -> Selection:
-        """The same, of another view of that memory."""
         return self._replace(rows=memory)
 
 

@@ -225,13 +225,7 @@ class FunctionPartition(Partition):
 
 
 def partition_of(given: object) -> object:
-    """A function of keys as the partition that a table keeps; any other value as it is.
-
-    Examples
-    --------
-    >>> partition_of(lambda keys: keys // 100)
-    FunctionPartition(<lambda>)
-    """
+    """A function of keys as the partition that a table keeps; any other value as it is."""
     if isinstance(given, (Partition, type)) or not callable(given):
         return given
     name = getattr(given, "__qualname__", type(given).__qualname__)

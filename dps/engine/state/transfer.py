@@ -203,7 +203,6 @@ class Joining:
 
     @property
     def version(self) -> int:
-        """How many changes of the shard it contains."""
         return self._shard.version
 
     def begin(self, meta: Description, arrays: list[np.ndarray]) -> None:

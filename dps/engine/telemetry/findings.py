@@ -82,21 +82,13 @@ class TimePart(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The ratio of the two; 1 if both are zero."""
         return min(self.value / self.usual, MAX_FACTOR) if self.usual > 0 else MAX_FACTOR if self.value > 0 else 1.0
 
 
 class Silence(NamedTuple):
     """A trainer of which nothing was heard for a while.
 
-    Parameters
-    ----------
-    seconds : float
-        The length of the silence.
-    usual : float
-        Seconds of a usual clock.
-    behind : int
-        Clocks by which the trainer is behind the fastest one.
+    `usual` has the seconds of a usual clock, and `behind` the clocks by which the trainer is behind the fastest one.
     """
 
     seconds: float

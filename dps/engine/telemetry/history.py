@@ -229,7 +229,6 @@ class Series:
             self._points.append(point)
 
     def last(self) -> tuple[float, ...]:
-        """The newest point that was kept; empty if there is none."""
         return self._points[-1] if self._points else ()
 
     def columns(self, max_points: int | None = None) -> dict[str, list[float]]:

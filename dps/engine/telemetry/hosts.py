@@ -61,7 +61,6 @@ class Counters(NamedTuple):
 
 
 def thread_usage() -> ThreadUsage:
-    """The processor time that the calling thread has had."""
     return ThreadUsage(threading.get_ident(), time.thread_time(), starved())
 
 
@@ -89,7 +88,6 @@ def counters(text: str) -> Counters:
 
 
 def read_counters() -> Counters | None:
-    """The counters of this machine; None where there is no /proc/stat."""
     try:
         with open("/proc/stat") as file:
             return counters(file.read())

@@ -61,19 +61,6 @@ class Overload:
         Trainers on machines whose processors a hypervisor gives to other machines.
     servers : set of int
         Servers that their machine slows now.
-
-    Examples
-    --------
-    >>> from dps.engine.telemetry.history import COLUMNS, History
-    >>> history, overload = History(trainers=2), Overload(trainers=2)
-    >>> row = dict.fromkeys(COLUMNS, 0.0) | {"clocks": 5, "total": 1, "compute": 1, "cpu": 0.4, "starved": 0.6}
-    >>> for second in 1.0, 2.0:
-    ...     for trainer in 0, 1:
-    ...         history.report(trainer, second, list(row.values()), 5, {})
-    ...     machines = [HostAverage("n7", cores=2, tasks=5.0, busy=1.0)]
-    ...     findings = overload.update(second, Window(history, history.reports()), machines, ["n7"] * 2, {})
-    >>> print(findings[0].why)
-    5.0 threads want its 2 processors; trainers 0, 1 have one for 40 % of their working time
     """
 
     def __init__(self, trainers: int):

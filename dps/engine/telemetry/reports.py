@@ -166,17 +166,7 @@ class TrainerReport(NamedTuple):
 
 
 class ServerReport:
-    """What a server has done since it began. The report is a plain dict; this class only writes and checks it.
-
-    Examples
-    --------
-    >>> counts = {"pull": [2, 20, 1600, 0.001], "push": [0, 0, 0, 0.0], "pull_ms": {3: 2}, "push_ms": {}}
-    >>> counts |= {"rows": 10, "bytes": 800, "shards": {0: 20}}
-    >>> report = {"cpu": 1.5, "busy": 1.0, "polled": 0.0, "starved": 0.5, "memory": 1 << 20, "lag": 0.01}
-    >>> report |= {"connections": 2, "unconfirmed": [0, 0, 0.0]}
-    >>> ServerReport.decode(ServerReport.encode({**report, "tables": {3: counts}}))["tables"][3]["shards"]
-    {0: 20.0}
-    """
+    """What a server has done since it began. The report is a plain dict; this class only writes and checks it."""
 
     @staticmethod
     def encode(report: Mapping[str, object]) -> bytes:

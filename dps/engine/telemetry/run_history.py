@@ -1,7 +1,6 @@
 """RunHistory: all that is kept of one run, as typed values for its report and its timeline.
 
-`Monitor` alone makes it. It is encoded once, where it leaves the scheduler, and decoded once in the driver. Times are
-seconds since 1970.
+It is made and encoded as a `Status` is (`snapshot.py`). Times are seconds since 1970.
 """
 
 from __future__ import annotations

@@ -66,7 +66,6 @@ class RunTelemetry:
         self._clock = 0.0  # the mean of all trainers' clocks, at the last tick
 
     def joined(self, trainer: int, now: float) -> None:
-        """A trainer joins, for the first time or again."""
         self.history.begin(trainer, now)
 
     def reported(self, trainer: int, attempt: int, report: TrainerReport, clock: int, now: float) -> None:
@@ -180,7 +179,6 @@ class RunTelemetry:
         return [self._strip(trainer, offset) for trainer in shown]
 
     def curves(self, max_points: int = SNAPSHOT_POINTS) -> dict[str, Curve]:
-        """Each metric over time and clock."""
         return {name: Curve(**series.columns(max_points)) for name, series in self.metrics.items()}
 
     def stragglers(self) -> list[Straggler]:
@@ -203,7 +201,6 @@ class RunTelemetry:
         return bool(self.history.totals()[:, WORK].any())
 
     def past_findings(self) -> list[Straggler]:
-        """All findings of the run, also those that no longer hold."""
         return list(self._past)
 
     def rows(self, now: float, wall: float, where: Mapping[int, str]) -> list[KeptReports]:

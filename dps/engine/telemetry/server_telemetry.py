@@ -80,7 +80,6 @@ class ServerTelemetry:
 
     @property
     def reported_at(self) -> float:
-        """The time of the last report; 0 before the first."""
         return self._seen[-1].time if self._seen else 0.0
 
     def steady(self, since: float = -math.inf) -> bool:

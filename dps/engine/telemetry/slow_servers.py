@@ -102,18 +102,6 @@ def slow_servers(
     Half the evidence is enough for the servers in `held`, which have been named already. `slowed` are servers, and
     `trainers` is a mask of trainers, that their overloaded machines slow. Such a server is named only if it takes more
     processor time than others for its requests. The waits of such a trainer are no evidence.
-
-    Examples
-    --------
-    >>> from dps.engine.telemetry.history import COLUMNS, History
-    >>> history = History(trainers=2)
-    >>> row = dict.fromkeys(COLUMNS, 0.0) | {"clocks": 10, "total": 1.0, "compute": 0.2, "pull": 0.8}
-    >>> for trainer in 0, 1:
-    ...     history.report(trainer, 1.0, list(row.values()), 10, {0: (10, 0.02), 1: (10, 0.78)})
-    >>> readings = [ServerReading(0, 1e-4, 1e-3, 1e-3, True, 0.1), ServerReading(1, 0.075, 0.08, 0.075, True, 0.1)]
-    >>> [finding] = slow_servers(Window(history, history.reports()), readings, set(), now=1.0, awake=0.0)
-    >>> finding.server, round(finding.share, 2)
-    (1, 0.76)
     """
     findings = [_quiet(server, now, awake) for server in servers if silence(server, now, awake)]
     known = [server for server in servers if not silence(server, now, awake) and server.number in window.servers]

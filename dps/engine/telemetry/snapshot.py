@@ -116,7 +116,6 @@ class TrainerStrip(msgspec.Struct, frozen=True):
     serialise: list[float]
 
     def part(self, name: str) -> list[float]:
-        """The shares of one of `PARTS`."""
         values: list[float] = getattr(self, name)
         return values
 

@@ -120,7 +120,6 @@ def ring_steps(rank: int, members: int, size: int) -> list[RingStep]:
 
 
 def pieces(step: int, elements: range, most: int) -> Iterator[Span]:
-    """Cut the elements of a step into pieces of at most `most`."""
     for start in range(elements.start, elements.stop, most):
         yield Span(step, start, min(start + most, elements.stop))
 
@@ -200,7 +199,6 @@ class RingPeer:
         return memoryview(content)[:nbytes]
 
     def finish(self, deadline: float) -> None:
-        """Wait until the next member has acknowledged all pieces."""
         while self._sent:
             self._sent.popleft().result(deadline)
 

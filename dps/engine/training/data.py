@@ -129,7 +129,6 @@ class Partitions:
         return [[future.key for future in row] for row in self.rows]
 
     def taken(self, numbers: Sequence[int]) -> list:
-        """Some partitions as the task of their trainer takes them."""
         return [self.rows[n] if self.paired else self.rows[n][0] for n in numbers]
 
 
@@ -222,7 +221,6 @@ def _made(function: Callable, make: Make, arguments: Sequence) -> Partition:
 
 
 def cannot_be_sent_again(futures: Iterable[Future]) -> list[Future]:
-    """The futures whose partitions this process cannot make."""
     return [future for future in futures if future not in _makers]
 
 
@@ -260,12 +258,8 @@ def is_spark(data: Data) -> bool:
 def arrays(frame: Partition, columns: Columns) -> Partition:
     """Columns of a table as numpy arrays.
 
-    In `columns`, a name gives an array [rows]; a list of names within the list gives one array [rows, names].
-
-    Returns
-    -------
-    ndarray or tuple of ndarray
-        A tuple, but for a single name.
+    In `columns`, a name gives an array [rows]; a list of names within the list gives one array [rows, names]. The
+    result is a tuple, but for a single name.
 
     Examples
     --------
@@ -366,19 +360,14 @@ def chosen(client: Client, data: Data, columns: Columns, role: set[str]) -> Data
 
 
 def _columns_of_frame(frame: Partition) -> Sequence[Hashable] | None:
-    """The names of the columns of a frame in memory; None for what is no frame."""
     return list(frame.columns) if hasattr(frame, "iloc") and hasattr(frame, "columns") else names_of(frame)
 
 
 def share(holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
     """Which partitions each trainer takes: its own worker's where possible, and none more than one ahead of another.
 
-    `holders` has for each partition the workers that hold it, `slots` for each trainer its worker.
-
-    Returns
-    -------
-    list of list of int
-        For each trainer its partitions, ascending.
+    `holders` has for each partition the workers that hold it, `slots` for each trainer its worker. The result
+    has for each trainer its partitions, ascending.
 
     Examples
     --------

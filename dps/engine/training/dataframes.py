@@ -61,7 +61,6 @@ def as_pandas(data: Any, columns: Collection[object] | None = None) -> Any:
 
 
 def names_of(data: Any) -> list[str] | None:
-    """The names of the columns of a frame that :func:`as_pandas` would convert; None for anything else."""
     return list(getattr(_opened(data), "columns", ())) or None
 
 

@@ -100,7 +100,6 @@ class Bar:
 
 
 def bar() -> Bar | None:
-    """None where tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -120,7 +120,6 @@ class WantedRows(Generic[T]):
         return len(self.keys)
 
     def filled(self, values: Mapping[T, np.ndarray]) -> dict[T, PulledRows]:
-        """The rows, given what a pull of `asked` has returned."""
         return {table: PulledRows(keys, values[table], self._codes[table]) for table, keys in self.keys.items()}
 
 

@@ -208,7 +208,6 @@ class Tasks:
                 seat.future.result()
 
     def cancel(self) -> None:
-        """Take back the tasks that have not ended."""
         self.client.cancel([seat.future for seat in self.seats if seat.future is not None and seat.status == "pending"])
 
     # -- inside

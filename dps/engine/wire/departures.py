@@ -102,12 +102,7 @@ class DirectWriter:
     def write_soon(self, data: Buffer, count: int, patience: int) -> tuple[int, int]:
         """Send what the peer takes of the first `count` bytes of `data` within `patience` nanoseconds.
 
-        A peer on another machine is not waited for.
-
-        Returns
-        -------
-        (int, int)
-            How many bytes; the nanoseconds that are left.
+        A peer on another machine is not waited for. Returns how many bytes were sent, and the nanoseconds left.
         """
         if self._coalescer.nbytes:
             self._coalescer.flush()
@@ -140,7 +135,6 @@ class Turn:
         self._count()
 
     def at_end(self, function: Callable[[], object]) -> None:
-        """Call a function at the end of the turn."""
         self._waits = True
         self._loop.call_soon(function)
 

@@ -36,13 +36,13 @@ REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], th
          with MORE two items stand behind them: keys
          of rows that go before, and a result
 DUMP     see `DumpPiece`                              JSON, arrays
-JOIN...  see `controller/runs.py`                                JSON
-LEASE    see `controller/work_leases.py`                            JSON
-ORIGIN   see `controller/runs.py`                                JSON
+JOIN...  see `controller/runs.py`                     JSON
+LEASE    see `controller/work_leases.py`              JSON
+ORIGIN   see `controller/runs.py`                     JSON
 RING     see `RingPiece`; with CONTROL the sender     numbers of an array
          gives the round up
 RING_... see `RingPiece`                              nothing; answer: numbers of a result
-SERVE... see `controller/failover.py`                               JSON
+SERVE... see `controller/failover.py`                 JSON
 OK       request; count; see `TickAnswer`             the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
 ======== ============================================ ==================================================

@@ -285,7 +285,6 @@ def dealt(ratings: Ratings, sides: Sequence[int], count: int) -> tuple[tuple, ..
 
 
 def stacked(pieces: Sequence[tuple]) -> tuple:
-    """The rows of all pieces, column by column."""
     return tuple(np.concatenate(column) for column in zip(*pieces, strict=True))
 
 

@@ -105,6 +105,8 @@ def push_steps(
 ) -> float:
     """Make the steps of a batch on the rows that it has pulled, and push how far each row has come.
 
+    Returns the sum of losses that `step` returns.
+
     Parameters
     ----------
     keys : tuple of two ndarrays
@@ -113,11 +115,6 @@ def push_steps(
         Their rows as they were pulled, by table.
     step : callable
         Changes rows of users and items in place, and adds to the two arrays of `Reach` the curvatures of its steps.
-
-    Returns
-    -------
-    float
-        What `step` returns: a sum of losses.
     """
     before = rows[tables.users], rows[tables.items]
     after = before[0].copy(), before[1].copy()

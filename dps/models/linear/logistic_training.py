@@ -103,7 +103,6 @@ def pulled(trainer: dps.Trainer, X: Block, plan: Plan) -> tuple[np.ndarray, Bloc
 
 
 def margins_with(local: Block, w: np.ndarray, b: Any) -> np.ndarray:
-    """The margins of a block, given the weights of its columns."""
     if isinstance(local, np.ndarray):
         return local @ w + b
     return margins(local.indptr, local.indices, local.data, w, b)

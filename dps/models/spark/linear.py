@@ -274,6 +274,5 @@ class SparkLinearSVCModel(FittedClassifier):
 
 
 def predicted(z: np.ndarray, counts: bool) -> dict[str, np.ndarray]:
-    """What a regression predicts, given margins."""
     z = z.astype(np.float64)
     return {"prediction": np.exp(z) if counts else z}

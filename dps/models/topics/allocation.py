@@ -502,7 +502,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
 
 def slices(plan: TopicPlan) -> list[slice]:
-    """The rows of the tables, some at a time."""
     step = max(1, NUMBERS_AT_A_TIME // plan.topics)
     return [slice(start, min(start + step, plan.words)) for start in range(0, plan.words, step)]
 

@@ -184,7 +184,6 @@ class Corpus(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Batches of a trainer in one pass."""
         return len(self.batches)
 
 

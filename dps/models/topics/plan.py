@@ -59,7 +59,6 @@ class TwoTables:
 
     @property
     def read(self) -> int:
-        """Which of the tables this pass reads."""
         return self.number % 2
 
     def begin(self, number: int) -> None:
@@ -82,6 +81,5 @@ class TwoTables:
         return rows[table].reshape(len(words), plan.topics), rows[plan.totals].reshape(plan.topics)
 
     def add(self, words: np.ndarray, rows: np.ndarray) -> None:
-        """Add rows of words to the table that is filled."""
         plan, filled = self._plan, 1 - self.read
         self._trainer.push({plan.tables[filled]: (words, rows), plan.totals: ([filled], rows.sum(axis=0)[None])})

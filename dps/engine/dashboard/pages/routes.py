@@ -91,7 +91,6 @@ class Routes:
         self._rules(self.scheduler.http_application, [(rf"(?:/.*)?{path}", handler, arguments)])
 
     def text(self, path: str, html: str) -> None:
-        """Answer `path` with a page that never changes."""
         self.handler(path, TextHandler, html=html)
 
     def page(self, url: str, document: Callable[[Mapping[str, object], Document], None]) -> None:

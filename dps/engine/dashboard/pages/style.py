@@ -184,7 +184,6 @@ class Html(Plot):
 
 
 def html_block(**layout: object) -> Div:
-    """A Bokeh model for HTML, with the styles of the page."""
     return Div(text="", stylesheets=[InlineStyleSheet(css=style(":host") + OF_TABLES)], **layout)
 
 
@@ -224,7 +223,6 @@ class Anchor:
         fig.scatter("x", "y", source=self.source, alpha=0)
 
     def needed(self, empty: bool) -> None:
-        """Show the points if the figure is `empty`, or else remove them."""
         points = [0, 1] if empty else []
         if self.source.data["x"] != points:
             self.source.data = {"x": points, "y": points}

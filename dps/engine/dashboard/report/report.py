@@ -339,7 +339,6 @@ def elapsed(until: float) -> Axis:
 
 
 def figure(curves: Sequence[Line], x: Axis, y: Axis, **options: Any) -> str:
-    """A chart of curves, with their names above it."""
     return f"<div>{legend({c.name: c.colour for c in curves})}{svg.lines(curves, x, y, **options)}</div>"
 
 
@@ -354,7 +353,6 @@ def legend(colours: Mapping[str, str]) -> str:
 
 
 def scale() -> str:
-    """The colours of the heat map."""
     names = [f"below {times(SLOWER[0])}", *(f"from {times(bound)}" for bound in SLOWER)]
     return legend(dict(zip(names, HEAT, strict=True)))
 

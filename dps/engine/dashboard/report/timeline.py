@@ -35,11 +35,7 @@ def timeline(history: RunHistory, max_windows: int = MAX_WINDOWS) -> dict[str, A
     """The trace, to be written as JSON.
 
     `max_windows` is the largest number of windows of all trainers together; of more windows, neighbours are joined.
-
-    Returns
-    -------
-    dict
-        ``traceEvents`` in the order of their times, which are microseconds since the run began.
+    ``traceEvents`` are in the order of their times, which are microseconds since the run began.
     """
     trainers = windows(history.trainers, history.began)
     count = sum(len(trainer.end) for trainer in trainers)
