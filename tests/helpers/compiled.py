@@ -145,16 +145,32 @@ def last_use(path: Path) -> float:
 
 
 # Modules of the compiled step of servers, each with those that are compiled anew with it.
-OF_SERVERS = {"service": ["service"], "request": ["request", "service"], "forwards": ["forwards", "service"]}
+# What is compiled anew with a module of the step of servers, and of the shards: those that call its C functions, too.
+OF_SERVERS = {
+    "service": ["service"],
+    "request": ["request", "service"],
+    "forwards": ["forwards", "service"],
+    "apply": ["apply", "service"],
+}
+OF_SHARDS = {"apply": ["apply"], "cuts": ["cuts", "apply"]}
 
 
 def put_variant(monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], old: str, new: str) -> None:
     """Let servers use a variant of their compiled step. One of these modules of it has the text `old`."""
     (module,) = [module for module in modules if old in FILES[f"{module}.pyx"].read_text()]
-    for made in variants(OF_SERVERS[module], f"{module}.pyx", old, new):
+    _put(monkeypatch, "dps.engine.server", variants(OF_SERVERS[module], f"{module}.pyx", old, new))
+
+
+def put_shard_variant(monkeypatch: pytest.MonkeyPatch, module: str, old: str, new: str) -> None:
+    """Let shards use a variant of what is compiled of them; the step of servers stays as it is."""
+    _put(monkeypatch, "dps.engine.state", variants(OF_SHARDS[module], f"{module}.pyx", old, new))
+
+
+def _put(monkeypatch: pytest.MonkeyPatch, room: str, wrong: list[ModuleType]) -> None:
+    for made in wrong:
         name = made.__name__.rpartition(".")[2]
         original = sys.modules[full_name(name)]
-        for user in [user for key, user in sys.modules.items() if key.startswith("dps.engine.server")]:
+        for user in [user for key, user in sys.modules.items() if key.startswith(room)]:
             for used in [key for key, value in vars(user).items() if value is vars(original).get(key)]:
                 monkeypatch.setattr(user, used, vars(made)[used])
 

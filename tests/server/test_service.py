@@ -652,26 +652,26 @@ WRONG = [
     ("return count if row == head.start + head.count else DECLINED", "return count"),
     ("self.forwards = True", "pass"),
     ("if table.finite and not are_finite", "if False and not are_finite"),
-    ("may_follow(shard, head.clock, _is_step(head))", "False"),
-    ("save_rows(shard, push.index, push.start, push.count, head.clock, _is_step(head))", "pass"),
+    ("may_follow(shard, head.clock, op.rule == OP_PUSH)", "False"),
+    ("save_rows(shard, index, start, op.count, op.clock, op.rule == OP_PUSH)", "False"),
     ("note_op(shard, head.clock, head.trainer, head.attempt, head.number)", "pass"),
     ("has_room(shard, part[n].b - part[n].a)", "True"),
     ("if row < stop or head.rows > 0:", "if row < stop:"),
     ("if counts[n] > 0 or head.rows > 0:", "if counts[n] > 0:"),
-    ("return table.aggregated and", "return False and"),
-    ("and head.clock != NO_CLOCK\n", "\n"),
+    ("return aggregated and", "return False and"),
+    ("and op.clock != NO_CLOCK\n", "\n"),
     ("            shard.close_before(head.clock)", "            pass"),
     ("self._close_before(<object> part[n].replica, head.clock)", "pass"),
     ("if (sums.rows < 0) != (head.rows < 0):", "if False:"),
-    ("max(sums.parties, <int64_t> head.parties)", "head.parties"),
-    ("max(sums.rows, <int64_t> 0) + head.rows", "head.rows"),
-    ("dps_flag(touched, sums.touched.shape[0], push.index, push.start, push.count, TOUCHED)", "pass"),
+    ("max(sums.parties, op.parties)", "op.parties"),
+    ("max(sums.rows, <int64_t> 0) + op.rows", "op.rows"),
+    ("dps_flag(touched, sums.touched.shape[0], index, start, op.count, TOUCHED)", "pass"),
     ("shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)", "pass"),
     ("(<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)", "pass"),
     ("shard.version += 1", "pass"),
     ("        if head.clock > shard.clock:\n            shard.clock = head.clock\n", ""),
-    ("shard.clock if head.clock == NO_CLOCK else head.clock", "max(head.clock, 0)"),
-    ("not table.row_start.is_zero", "False"),
+    ("shard.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    ("not shard.row_start.is_zero", "False"),
     ("table.meter.add_keys(", "(lambda *_: None)("),
     ("counters.add(head.count, ", "counters.add(1, "),
     ("self.requests += 1  #", "pass  #"),
@@ -700,7 +700,7 @@ WRONG_CUTS = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
     ("old", "new"), [WRONG_CUTS[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG_CUTS[1:])]
 )
 def test_a_step_that_saves_wrong_rows_for_a_cut_is_caught(monkeypatch, old: str, new: str) -> None:
-    _, service = variants(["cuts", "service"], "cuts.pyx", old, new)
+    *_, service = variants(["cuts", "apply", "service"], "cuts.pyx", old, new)
     monkeypatch.setattr(requests, "Service", service.Service)
     with pytest.raises((AssertionError, ValueError)):
         collections.deque(map(play, range(200)), maxlen=0)
@@ -719,7 +719,7 @@ def test_a_broken_backup_is_caught(monkeypatch, old: str, new: str) -> None:
     ("old", "new"), [*WRONG[:2], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG[2:])]
 )
 def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
-    put_variant(monkeypatch, ("service", "request"), old, new)
+    put_variant(monkeypatch, ("service", "request", "apply"), old, new)
     with pytest.raises((AssertionError, MemoryError, ValueError, OverflowError)):
         collections.deque(map(play, range(800)), maxlen=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from compiled import put_shard_variant
 from deletion_schedules import check_deletions
 from expected_deletions import DeletingTable
 from verdicts import assert_caught, problems
@@ -164,12 +165,8 @@ WRONG = {  # and where to look first
     ),
     "a restore brings removed rows back": ([(roles, "fill", "if len(file.removed):", "if False:")], [15]),
     "a deletion in a cut leaves the saved row": (
-        [(Cut, "_follow", "self.place[index[self.place[index] != 0]] = -1", "pass")],
+        [(Cut, "step_saved", "self.place[index[self.place[index] != 0]] = -1", "pass")],
         [123],
-    ),
-    "a deletion outside a cut takes the row from it": (
-        [(KeyedShard, "run_on_rows", "if self.cut is not None:", "if self.cut is not None and op.rule != 4:")],
-        [5],
     ),
     "a row is free although a cut knows it by its number": (
         [
@@ -181,10 +178,6 @@ WRONG = {  # and where to look first
             )
         ],
         [5],
-    ),
-    "a row that is used again keeps its values": (
-        [(KeyedShard, "_reset", "if len(index):", "if False and len(index):")],
-        [11],
     ),
     "a row that was cleared keeps its values": (
         [(shard_module, "clear", "shard.rows = growing_rows(0, shard.width, shard.spec.dtype)", "pass")],
@@ -202,7 +195,6 @@ WRONG = {  # and where to look first
         [(shard_module, "compact", "shard.changed[holes] = shard.changed[last]", "pass")],
         [211],
     ),
-    "a row that comes again stays vacant": ([(KeyedShard, "step_rows", "occupy(self, index)", "pass")], [4]),
     "a joiner gets deleted rows": ([(Joining, "add", 'if meta.get("vacant"):', "if False:")], [35]),
     "a joiner takes no deletions": (
         [
@@ -252,6 +244,16 @@ WRONG = {  # and where to look first
     ),
 }
 
+WRONG_CORE = {  # text of dps/engine/core/shards/apply.pyx, the wrong text; the schedules that show it
+    "a deletion outside a cut takes the row from it": (
+        "if save_rows(shard,",
+        "if op.rule != OP_DELETE and save_rows(shard,",
+        [5],
+    ),
+    "a row that is used again keeps its values": ("return _fill(shard, rows, op, index, &again)", "return 0", [11]),
+    "a row that comes again stays vacant": ("fill_vacancies(shard, index, op.count)", "pass", [4]),
+}
+
 
 @pytest.mark.parametrize(
     "name", [next(iter(WRONG)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*WRONG][1:])]
@@ -259,3 +261,11 @@ WRONG = {  # and where to look first
 def test_what_is_wrong_is_caught(monkeypatch, name):
     patches, seeds = WRONG[name]
     assert_caught(monkeypatch, patches, check_deletions, [*seeds, *range(1500)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG_CORE)
+def test_what_is_wrong_in_the_core_is_caught(monkeypatch, name):
+    old, new, seeds = WRONG_CORE[name]
+    put_shard_variant(monkeypatch, "apply", old, new)
+    assert_caught(monkeypatch, [], check_deletions, [*seeds, *range(1500)])

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import psutil
 import pytest
+from compiled import put_shard_variant
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, KEYS, Model, govern, mutant, tables
@@ -15,7 +16,7 @@ import dps
 from dps.engine.state import shard as module
 from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.engine.state.partition import bound, group
-from dps.engine.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, Sums, make_shard
+from dps.engine.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, make_shard
 from dps.errors import KeyRangeError, StoppedError
 
 
@@ -357,40 +358,20 @@ BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
 MUTANTS = [
     (RATE, Shard, "carry_out", "op.clock > self.clock", "op.clock >= 0"),
-    (RATE, Shard, "run_kernel", "self.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
     (RATE, Shard, "numbers_at", "self.numbers.get(clock)", "self.numbers.get(min(self.numbers, default=-1))"),
-    (KEYED, Shard, "run_kernel", "rule == ADD", "rule != ADD"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "carry_out", "self.close_before(op.clock)", "pass"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "would_close", ">", ">="),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "carry_out", "op.clock != NO_CLOCK", "True"),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", " or not keep", ""),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", '== "mean"', '== "sum"'),
     (dataclasses.replace(KEYED, aggregate="mean"), KeyedSums, "as_op", "self.divisor\n", "2\n"),
-    (dataclasses.replace(KEYED, aggregate="mean"), Sums, "add", "max(self.parties, op.parties)", "op.parties"),
-    pytest.param(
-        dataclasses.replace(DENSE, aggregate="mean"),
-        Sums,
-        "add",
-        "max(self.parties, op.parties)",
-        "op.parties",
-        marks=pytest.mark.thorough,
-    ),
-    (dataclasses.replace(DENSE, aggregate="mean"), Sums, "add", "max(self.rows, 0) + op.rows", "op.rows"),
-    (dataclasses.replace(KEYED, aggregate="mean"), Sums, "add", "op.rows >= 0", "op.rows > 0"),
     (dataclasses.replace(DENSE, aggregate="sum"), DenseSums, "as_op", "self.sums[keys]", "self.sums[: len(keys)]"),
     (
         dataclasses.replace(DENSE, aggregate="sum", optimizer=dps.Assign()),
         *(DenseSums, "as_op", "self.touched.all()", "True"),
     ),
-    (DENSE, DenseShard, "step_rows", "op.start - self.low", "0"),
     (DENSE, DenseShard, "pull_range", "start - self.low", "start - self.low - 1"),
     (BORN, KeyedShard, "pull", "if missing and", "if missing > 99 and"),
-    (BORN, KeyedShard, "step_rows", "self.end > end", "self.end > end + 1"),
-    (BORN, KeyedShard, "step_rows", "op.keys, index, end", "op.keys, index, 0"),
-    (
-        dataclasses.replace(BORN, init=dps.Zeros()),
-        *(KeyedShard, "step_rows", "self.row_start.is_zero", "self.row_start.has_zeros"),
-    ),
 ]
 
 
@@ -400,6 +381,33 @@ def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, n
     hunt = HUNT(given(data=st.data())(lambda data: play(data.draw, spec)))
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, mutant(original, old, new))
+    with pytest.raises(AssertionError):
+        hunt()
+
+
+MEANS = [dataclasses.replace(KEYED, aggregate="mean"), dataclasses.replace(DENSE, aggregate="mean")]
+COMPILED = [  # text of dps/engine/core/shards/apply.pyx, the wrong text
+    (KEYED, "ADDITION if op.rule == OP_ADD", "ADDITION if op.rule != OP_ADD"),
+    (RATE, "shard.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    *[(mean, "max(sums.parties, op.parties)", "op.parties") for mean in MEANS],
+    (MEANS[1], "max(sums.rows, <int64_t> 0) + op.rows", "op.rows"),
+    (MEANS[0], "if op.rows >= 0:", "if op.rows > 0:"),
+    (dataclasses.replace(DENSE, aggregate="sum"), "op.count, TOUCHED)", "0, TOUCHED)"),
+    (DENSE, "op, NULL, op.start - shard.low, whole)", "op, NULL, 0, whole)"),
+    (BORN, "shard.index.end > born.first or", "shard.index.end > born.first + 1 or"),
+    (BORN, "born.first = shard.index.end", "born.first = 0"),
+    (dataclasses.replace(BORN, init=dps.Zeros()), "not shard.row_start.is_zero", "not shard.row_start.has_zeros"),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("spec", "old", "new"), [COMPILED[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in COMPILED[1:])]
+)
+def test_a_broken_variant_of_the_core_is_caught(monkeypatch, spec: TableSpec, old: str, new: str) -> None:
+    hunt = HUNT(given(data=st.data())(lambda data: play(data.draw, spec)))
+    put_shard_variant(monkeypatch, "apply", old, new)
     with pytest.raises(AssertionError):
         hunt()
 

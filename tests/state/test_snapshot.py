@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from compiled import variant
+from compiled import FILES, put_shard_variant
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, Model, Origins, govern, mutant, tables
@@ -412,8 +412,6 @@ RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=
 SUMMED = dataclasses.replace(KEYED, aggregate="sum")
 MUTANTS = [
     (KEYED, Shard, "apply", "self.cut.note(op)", "pass"),
-    (KEYED, Shard, "run_on_rows", "self.cut.step(op, index, start)", "pass"),
-    (KEYED, Shard, "run_on_rows", "CHANGED)", "0)"),
     (KEYED, Cut, "__init__", "applied >= clock", "applied > clock"),
     (KEYED, Cut, "__init__", "if clock is None:", "if False:"),
     (RATE, Cut, "note", "op.rule < CLOSE", "True"),
@@ -432,18 +430,21 @@ MUTANTS = [
     ),
     (KEYED, Cut, "commit", "changed >>= 1", "changed[:] = 0"),
     (KEYED, Cut, "complete", "*self.shard.removed", ""),
-    (KEYED, Cut, "_follow", "self.place[index[self.place[index] != 0]] = -1", "pass"),
+    (KEYED, Cut, "step_saved", "self.place[index[self.place[index] != 0]] = -1", "pass"),
     (KEYED, Cut, "end", "changed |= changed >> 1", "pass"),
-    (BORN, Cut, "_follow", "self.copies > first", "self.copies > first + 1"),
-    (BORN, Cut, "_follow", "where, first,", "where, 0,"),
-    (BORN, Cut, "_follow", "op.keys[which]", "op.keys[: len(which)]"),
-    (KEYED, Cut, "_follow", "op.values[which]", "op.values[: len(which)]"),
-    (RATE, Cut, "_follow", "self.latest if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    (BORN, Cut, "step_saved", "self.copies > first", "self.copies > first + 1"),
+    (BORN, Cut, "step_saved", "where, first,", "where, 0,"),
+    (BORN, Cut, "step_saved", "op.keys[which]", "op.keys[: len(which)]"),
+    (KEYED, Cut, "step_saved", "op.values[which]", "op.values[: len(which)]"),
+    (RATE, Cut, "step_saved", "self.latest if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
     (SUMMED, Cut, "complete", "self.is_complete, self.stop = True, self.shard.end", "self.is_complete = True"),
 ]
 
 
-COMPILED = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
+COMPILED = [  # text of dps/engine/core/shards/apply.pyx or cuts.pyx, the wrong text
+    (KEYED, "shard.cut.step_saved(whole, _array(index, op.count), start)", "pass"),
+    (KEYED, "save_rows(shard, index, start, op.count, op.clock, op.rule == OP_PUSH)", "False"),
+    (KEYED, "CHANGED * inside | LATER * apart", "LATER * apart"),
     (KEYED, "if apart and cut.given < cut.stop:", "if False:"),
     (KEYED, "not cut.is_complete and ", ""),
     (KEYED, "clock < cut.before", "clock <= cut.before"),
@@ -492,8 +493,6 @@ def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, n
     ("spec", "old", "new"), [COMPILED[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in COMPILED[1:])]
 )
 def test_a_broken_variant_of_the_core_is_caught(monkeypatch, spec: TableSpec, old: str, new: str) -> None:
-    wrong = variant("cuts", "cuts.pyx", old, new)
-    monkeypatch.setattr(snapshot, "save", wrong.save)
-    monkeypatch.setattr(snapshot, "note", wrong.note)
+    put_shard_variant(monkeypatch, "apply" if old in FILES["apply.pyx"].read_text() else "cuts", old, new)
     with pytest.raises(CAUGHT):
         hunt(spec, "CHANGED" in old + new)

@@ -37,6 +37,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from dps.engine.core.blocks import Block, empty
+from dps.engine.core.shards.apply import add_to_sums, change, run_rule, step
 from dps.engine.core.shards.cuts import flag, occupy
 from dps.engine.core.shards.growing import filling_rows, growing_rows
 from dps.engine.core.shards.index import KeyIndex, keys_of
@@ -64,16 +65,13 @@ from dps.engine.state.ops import (
     TableSpec,
     WholeShard,
 )
-from dps.engine.state.optimizers import Add, Assign
 from dps.engine.state.partition import bound, distinct, shard_bits
 from dps.engine.state.snapshot import CHANGED, Cut, CutShard
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 
 __all__ = [
-    "ADD_KERNEL",
     "KEYS_FREED_AT_ONCE",
     "NO_INDEX",
-    "NO_NUMBERS",
     "DenseShard",
     "DenseSums",
     "KeyedShard",
@@ -92,8 +90,6 @@ __all__ = [
 # ---- The sums of an open clock: what was pushed at it to a table that aggregates, row by row
 
 NO_INDEX = np.zeros(0, np.int64)
-NO_NUMBERS = np.zeros(0)
-ADD_KERNEL = Add().kernel
 PLAIN_SUMS_ROWS = 1 << 14  # with more rows of sums, a clock is closed as `dps.engine.server.closings` says
 LARGE_SUMS_BYTES = 1 << 26  # of a table of this size, a clock is likely to have few rows, which lie in pages far apart
 
@@ -108,14 +104,6 @@ class Sums(SumsState, abc.ABC):
         self.parties = 1  # trainers of the run
         self.plain_rows = PLAIN_SUMS_ROWS
         self.rows = -1  # rows of data for which the pushes stand; -1: the pushes do not say
-
-    def add(self, op: Op) -> None:
-        """Sum one more push."""
-        self.parties = max(self.parties, op.parties)
-        if op.rows >= 0:
-            self.rows = max(self.rows, 0) + op.rows
-        if len(op.values):
-            self.add_rows(op)
 
     @property
     def divisor(self) -> int:
@@ -135,10 +123,6 @@ class Sums(SumsState, abc.ABC):
     @abc.abstractmethod
     def copy(self) -> Sums:
         """The same sums, in memory of their own."""
-
-    @abc.abstractmethod
-    def add_rows(self, op: Op) -> None:
-        """Sum the rows of one more push."""
 
     @property
     @abc.abstractmethod
@@ -184,11 +168,6 @@ class DenseSums(Sums):
         copied.sums, copied.touched = self.sums.copy(), self.touched.copy()
         return copied
 
-    def add_rows(self, op: Op) -> None:
-        index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
-        ADD_KERNEL(self.sums, index, start, op.values, NO_NUMBERS)
-        flag(self.touched.view(np.uint8), index, start, len(op.values), 1)
-
     @property
     def memory(self) -> list[np.ndarray]:
         return [self.sums, self.touched]
@@ -233,9 +212,6 @@ class KeyedSums(Sums):
         copied.shard.rows = copy_of(self.shard.rows)
         return copied
 
-    def add_rows(self, op: Op) -> None:
-        self.shard.step_rows(op)
-
     @property
     def memory(self) -> list[np.ndarray]:
         return [self.shard.rows, *self.shard.index_tables]
@@ -256,7 +232,6 @@ class KeyedSums(Sums):
 # ---- What dense and keyed shards share: the ways of an op, cuts, twins
 
 MAX_CLOCKS = 64  # clocks for which a shard remembers the optimizer's numbers: trainers are seldom further apart
-ASSIGN_KERNEL = Assign().kernel
 
 S = TypeVar("S", bound="Shard")
 
@@ -277,7 +252,8 @@ class Shard(CutShard):
     def __init__(self, spec: TableSpec, number: int):
         self.spec = spec
         self.number, self.low = number, 0
-        self.width = spec.dim + spec.slots
+        self.dim, self.width = spec.dim, spec.dim + spec.slots
+        self.kernel = spec.optimizer.kernel
         self.rows = growing_rows(0, self.width, spec.dtype)
         self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
         self.version = 0  # how many changes there have been
@@ -382,7 +358,7 @@ class Shard(CutShard):
             return op
         rows = self._rows_before(op)
         try:
-            self.run_kernel(rows, op, NO_INDEX, 0)
+            run_rule(self, rows, op, NO_INDEX, 0)
             if self.spec.finite and self.spec.dtype != "int64" and not all_finite(rows):
                 raise FunctionError(f"{self.spec.optimizer.kind}.update made NaN or infinity, which the table refuses")
         except FunctionError as error:
@@ -400,7 +376,7 @@ class Shard(CutShard):
         if op.clock > self.clock:
             self.clock = op.clock
         if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
-            self.open_sums(op.clock).add(op)
+            add_to_sums(self, op)
         elif op.rule == DELETE:
             self.delete_rows(op)
         else:
@@ -496,28 +472,6 @@ class Shard(CutShard):
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:
         return ()
-
-    def run_on_rows(self, op: Op, index: np.ndarray, start: int) -> None:
-        """Run the kernel of the op's rule on the shard's rows, after the cut has saved what it needs of them."""
-        if self.cut is not None:
-            self.cut.step(op, index, start)
-        elif self.changed is not None:
-            flag(self.changed, index, start, len(op.values), CHANGED)
-        self.run_kernel(self.rows, op, index, start)
-
-    def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
-        if op.rule == DELETE:
-            self._reset(rows, op, index, start)
-        elif op.after is not None:
-            ASSIGN_KERNEL(rows, index, start, op.after, NO_NUMBERS)
-        elif op.rule == PUSH:
-            numbers = self.numbers_at(self.clock if op.clock == NO_CLOCK else op.clock)
-            self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
-        elif op.rule == ROWS:
-            rows[index if len(index) else slice(start, start + len(op.values))] = op.values
-        else:
-            kernel = ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL
-            kernel(rows, index, start, op.values, NO_NUMBERS)
 
     def numbers_at(self, clock: int) -> np.ndarray:
         """The optimizer's numbers at that clock."""
@@ -621,9 +575,9 @@ class Shard(CutShard):
     def _rows_before(self, op: Op) -> np.ndarray:
         """Copies of the op's rows, [m, dim + slots]; a row that does not exist as it would begin."""
 
-    @abc.abstractmethod
     def step_rows(self, op: Op) -> None:
-        """Find the rows of the op, create those that are new, and run the kernel of the op's rule on them."""
+        """Find the rows of the op, create those that are new, and change all of them as the op's rule says."""
+        step(self, op)
 
     def make_room(self, op: Op, count: int) -> None:
         """Make room for an op on `count` rows, so that it cannot run out of memory half-way."""
@@ -640,14 +594,6 @@ class Shard(CutShard):
     def delete_rows(self, op: Op) -> None:
         """Delete the rows of the op, those that there are."""
 
-    def _reset(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
-        """Give rows[index], or those from `start` on, the initial values and state of the op's keys."""
-        if len(index):
-            assert op.keys is not None
-            fill_new(rows, op.keys, index, 0, self.row_start)
-        else:
-            fill_range(rows[start : start + len(op.values)], op.start, self.row_start)
-
     @abc.abstractmethod
     def new_sums(self, clock: int) -> Sums:
         """An empty side buffer for the pushes of `clock`."""
@@ -658,8 +604,6 @@ class Shard(CutShard):
 # Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
 MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
 MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
-# An op with so many keys is first asked how many of them are new, because room for all of them would double the rows.
-MANY_KEYS = 1 << 14
 
 
 class DenseShard(Shard):
@@ -735,11 +679,8 @@ class DenseShard(Shard):
             self.rows = op.values  # all of them, in memory that is nowhere else: no copy
             if self.changed is not None:
                 flag(self.changed, NO_INDEX, 0, len(self.rows), CHANGED)
-        elif op.keys is None:
-            start = op.start - self.low if len(op.values) else 0  # where there are no rows, it may be any number
-            self.run_on_rows(op, NO_INDEX, start)
-        elif len(op.keys):
-            self.run_on_rows(op, op.keys - self.low, 0)
+        else:
+            step(self, op)
 
     def reserve_deletion(self, count: int | None) -> None:
         self.reserve(len(self) if count is None else count)
@@ -831,22 +772,6 @@ class KeyedShard(Shard):
         arrays = super().give_up()
         self.index = KeyIndex(self.index.bits)
         return arrays
-
-    def step_rows(self, op: Op) -> None:
-        assert op.keys is not None
-        index, end, new = self._rows_of(len(op.keys)), self.end, len(op.keys)
-        # The effects of functions, and sums, are mostly of rows that there are.
-        if (op.rule == ROWS or new >= MANY_KEYS) and self.cut is None and end + new > len(self.rows):
-            new = self.index.find(op.keys, index)
-        self.reserve(new)
-        if new:
-            self.index.insert(op.keys, index)
-        else:
-            self.index.reserve(len(op.keys))  # so that an index that grows goes on with that, as an insertion does
-        if (self.end > end or self.vacancies) and not self.row_start.is_zero:
-            fill_new(self.rows, op.keys, index, end, self.row_start, self.vacant)
-        self.run_on_rows(op, index, 0)
-        occupy(self, index)
 
     def expect(self, rows: int) -> None:
         """Make room for that many rows at once, in a shard that has none, before they are loaded."""
@@ -986,7 +911,7 @@ def delete(shard: KeyedShard, op: Op) -> None:
     if shard.changed is not None:
         is_inside = shard.cut is None or shard.cut.includes(op)
         (shard.removed if is_inside else shard.removed_later).append(keys)
-    shard.run_on_rows(op._replace(keys=keys, values=np.empty((len(keys), 0), shard.rows.dtype)), index, 0)
+    change(shard, op._replace(keys=keys, values=np.empty((len(keys), 0), shard.rows.dtype)), index, 0)
     vacate(shard, keys)
     free_vacant(shard, KEYS_FREED_AT_ONCE + len(keys))
     bound_removed(shard)

@@ -30,12 +30,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dps.engine.core.shards.cuts import count_wanted, follow, note, save, take_wanted
+from dps.engine.core.shards.apply import run_rule
+from dps.engine.core.shards.cuts import count_wanted, follow, note, take_wanted
 from dps.engine.core.shards.index import keys_of
-from dps.engine.core.shards.initializers import RowStart, fill_new
+from dps.engine.core.shards.initializers import fill_new
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.states import CutState, ShardState
-from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, PUSH, Op, TableSpec
+from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, Op, TableSpec
 from dps.engine.state.partition import distinct
 from dps.errors import FunctionError, InputError
 
@@ -55,8 +56,6 @@ class CutShard(ShardState, abc.ABC):
     spec : TableSpec
     width : int
         Columns of a row: values and optimizer state.
-    row_start : RowStart
-        What a new row holds.
     failure : FunctionError or None
         Why a step with the sums of a clock has failed: then those sums are lost, and the shard takes no pushes.
     removed, removed_later : list of ndarray
@@ -65,7 +64,6 @@ class CutShard(ShardState, abc.ABC):
 
     spec: TableSpec
     width: int
-    row_start: RowStart
     failure: FunctionError | None
     removed: list[np.ndarray]
     removed_later: list[np.ndarray]
@@ -83,10 +81,6 @@ class CutShard(ShardState, abc.ABC):
     @abc.abstractmethod
     def __len__(self) -> int:
         """How many rows the shard has."""
-
-    @abc.abstractmethod
-    def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
-        """Run the kernel of the op's rule on any rows: those of the shard, or those that a cut has saved."""
 
 
 class Cut(CutState):
@@ -244,11 +238,6 @@ class Cut(CutState):
         if op.rule < CLOSE:
             note(self.shard, op.clock, op.origin, op.attempt, op.number)
 
-    def step(self, op: Op, index: np.ndarray, start: int) -> None:
-        """Prepare for an op that is about to change rows of the shard: save the rows, or step the saved copies."""
-        if save(self.shard, index, start, len(op.values), op.clock, op.rule == PUSH):
-            self._follow(op, index, start)
-
     def shared_with(self, twin: CutShard) -> Cut:
         """This cut, for a twin of the shard (`beside.py`); it shares all memory with this one."""
         made = copy.copy(self)
@@ -273,7 +262,7 @@ class Cut(CutState):
             self.shard.removed += self.shard.removed_later
             self.shard.removed_later = []
 
-    def _follow(self, op: Op, index: np.ndarray, start: int) -> None:
+    def step_saved(self, op: Op, index: np.ndarray, start: int) -> None:
         """Step the saved copies of the rows of an op in the cut; absent rows get their initial values before."""
         shard, count, first = self.shard, len(op.values), self.copies
         if op.rule == DELETE and shard.spec.keyed:
@@ -291,7 +280,7 @@ class Cut(CutState):
         keys = op.start + which if op.keys is None else op.keys[which]
         copied = op._replace(keys=keys, values=op.values[which], clock=clock, after=None)
         try:
-            shard.run_kernel(self.saved, copied, where, 0)
+            run_rule(shard, self.saved, copied, where, 0)
         except FunctionError as error:  # the rows have been stepped, so the push counts, and the cut does not
             self._failure = error
 

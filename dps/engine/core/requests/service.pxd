@@ -2,13 +2,13 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uint64_t
 
+from dps.engine.core.shards.apply cimport RowsOp
 from dps.engine.core.shards.counters cimport ServerCounters
 from dps.engine.core.requests.forwards cimport Forwards, OwedAnswer
 from dps.engine.core.requests.frame cimport dps_header
 from dps.engine.core.requests.gathering cimport Gathering
-from dps.engine.core.shards.optimizers cimport Kernel
 from dps.engine.core.requests.request cimport Part, Parts
-from dps.engine.core.shards.states cimport ShardState, TableState
+from dps.engine.core.shards.states cimport TableState
 
 
 @cython.final
@@ -34,17 +34,13 @@ cdef class Service:
     ) except -1
     cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
-    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1
-    cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1
-    cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1
-    cdef int _step(
-        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part, const RowsOp *op) except -1
+    cdef bint _make_room(
+        self, TableState table, const dps_header *head, Part *part, int count, const RowsOp *op
     ) except -1
-    cdef int _sum(
-        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    cdef int _apply(
+        self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values
     ) except -1
-    cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1
-    cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL
     cdef int _pass_on(
         self,
         TableState table,

@@ -17,8 +17,17 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from dps.engine.core.arrays cimport uint8s, writeable_uint8s
 from dps.engine.core.blocks cimport new_array
+from dps.engine.core.shards.apply cimport (
+    OP_ADD,
+    OP_ASSIGN,
+    OP_PUSH,
+    RowsOp,
+    is_summed,
+    step_rows,
+    sum_rows,
+)
 from dps.engine.core.shards.counters cimport RequestCounters, ServerCounters
-from dps.engine.core.shards.cuts cimport dps_flag, fill_vacancies, has_room, may_follow, note_op, save_rows
+from dps.engine.core.shards.cuts cimport has_room, may_follow, note_op
 from dps.engine.core.requests.forwards cimport Forwards, OwedAnswer, Span
 from dps.engine.core.requests.frame cimport (
     ANSWER,
@@ -34,32 +43,22 @@ from dps.engine.core.requests.frame cimport (
     begin_answer,
     dps_header,
 )
-from dps.engine.core.requests.gathering cimport Gathering, number_rows
-from dps.engine.core.shards.initializers cimport dps_filling, fill_new_rows
-from dps.engine.core.shards.optimizers cimport Kernel
+from dps.engine.core.requests.gathering cimport Gathering
 from dps.engine.core.requests.request cimport Part, Parts
 from dps.engine.core.shards.rows cimport are_finite
 from dps.engine.core.shards.states cimport ShardState, SumsState, TableState
-from dps.engine.core.shards.steps cimport dps_push
 
-from dps.engine.core.shards.optimizers import add, assign
 from dps.errors import DPSError
 
 cnp.import_array()
 
 cdef enum:
     DECLINED = -1
-    NO_CLOCK = -1
-    TOUCHED = 1  # the flag of a row that has a sum
-    LARGE = 1 << 14  # numbers for which the interpreter's lock is released
 
 cdef enum:  # kept memory: the numbers of the rows of a part; the parts of a request as others take them
     INDEX = 0
     SPANS = 1
     MEMORIES = 2
-
-cdef Kernel ADD = add, ASSIGN = assign
-
 
 @cython.final
 cdef class Service:
@@ -197,6 +196,7 @@ cdef class Service:
         cdef int64_t nbytes, size
         cdef const char *values
         cdef RequestCounters counters
+        cdef RowsOp op = _op_of(head)
         cdef Part *part
         cdef int count, n
         cdef double seconds
@@ -217,9 +217,9 @@ cdef class Service:
             if table.finite and not are_finite(table.kind, values, head.count * table.dim):
                 return DECLINED
             for n in range(count):
-                if not self._may_apply(table, head, &part[n]):
+                if not self._may_apply(table, head, &part[n], &op):
                     return DECLINED
-            if (self._parts.forwards and size > room) or not self._make_room(table, head, part, count):
+            if (self._parts.forwards and size > room) or not self._make_room(table, head, part, count, &op):
                 return DECLINED
         elif table.aggregated:
             for n in range(count):
@@ -230,7 +230,7 @@ cdef class Service:
         begin_answer(head, out, size if size <= room else HEADER)
         for n in range(count):
             if pushed:
-                self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
+                self._apply(table, head, &part[n], &op, values)
             if answered and size <= room:
                 self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
             if pushed and answered and head.trainer:
@@ -290,6 +290,7 @@ cdef class Service:
         cdef OwedAnswer owed
         cdef Part *part
         cdef ShardState shard
+        cdef RowsOp op = _op_of(head)
         cdef int count, n
         if table is None or head.kind != REPLICATE or not _is_plain(table, head):
             return DECLINED
@@ -301,14 +302,16 @@ cdef class Service:
         part, count = self._parts.part, self._parts.count
         for n in range(count):
             shard = <ShardState> part[n].shard
-            if versions[shard.number - head.shard] != shard.version + 1 or not self._may_apply(table, head, &part[n]):
+            if versions[shard.number - head.shard] != shard.version + 1:
                 return DECLINED
-        if not self._make_room(table, head, part, count):
+            if not self._may_apply(table, head, &part[n], &op):
+                return DECLINED
+        if not self._make_room(table, head, part, count, &op):
             return DECLINED
         values = body + <int64_t> head.body - nbytes
         self._has_changed = True
         for n in range(count):
-            self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
+            self._apply(table, head, &part[n], &op, values)
             if head.flags & ANSWER and head.trainer:
                 self._keep(table, head, &part[n])
         begin_answer(head, out, HEADER)
@@ -322,20 +325,22 @@ cdef class Service:
 
     # -- pushes
 
-    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1:
+    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part, const RowsOp *op) except -1:
         """Whether a part of a push is plain."""
         cdef ShardState shard = <ShardState> part.shard
         cdef SumsState sums = shard.sums
-        if may_follow(shard, head.clock, _is_step(head)):
+        if may_follow(shard, head.clock, op.rule == OP_PUSH):
             return False
         if head.trainer and not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number):
             return False
-        if _is_summed(table, head) and sums is not None and sums.clock == head.clock:
+        if is_summed(table.aggregated, op) and sums is not None and sums.clock == head.clock:
             if (sums.rows < 0) != (head.rows < 0):  # an error where the sums become a mean
                 return False
         return True
 
-    cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1:
+    cdef bint _make_room(
+        self, TableState table, const dps_header *head, Part *part, int count, const RowsOp *op
+    ) except -1:
         """Make room for the rows of all parts, so that the push cannot run out of memory half-way; False without.
 
         A forwarded push that is summed bears no row before the sums are closed.
@@ -345,7 +350,7 @@ cdef class Service:
         try:
             self._room(INDEX, head.count * sizeof(int64_t) + 1)
             self._values.index(head.count if head.flags & ANSWER else 0)
-            for n in range(0 if head.kind == REPLICATE and _is_summed(table, head) else count):
+            for n in range(0 if head.kind == REPLICATE and is_summed(table.aggregated, op) else count):
                 shard = <ShardState> part[n].shard
                 if not has_room(shard, part[n].b - part[n].a):
                     shard.reserve(part[n].b - part[n].a)
@@ -353,103 +358,27 @@ cdef class Service:
             return False
         return True
 
-    cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
-        """Carry out a part of a push."""
+    cdef int _apply(
+        self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values
+    ) except -1:
+        """Carry out a part of a push, whose op is described but for its rows."""
         cdef ShardState shard = <ShardState> part.shard
+        cdef int64_t *index = <int64_t *> self._memory[INDEX]
         shard.version += 1
         if shard.sums is not None:
             shard.close_before(head.clock)
         if head.clock > shard.clock:
             shard.clock = head.clock
-        if _is_summed(table, head):
-            self._sum(table, shard, head, part, values)
+        op.keys, op.start, op.count = part.keys, part.start, part.b - part.a
+        op.values = values + part.a * table.row_bytes
+        if is_summed(table.aggregated, op):
+            sum_rows(shard, op, index)
         else:
-            self._step(table, shard, head, part, values)
+            step_rows(shard, op, index, None)
         if head.trainer:
             shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
         note_op(shard, head.clock, head.trainer, head.attempt, head.number)
         return 0
-
-    cdef int _step(
-        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
-    ) except -1:
-        """Step the rows of a part, or add or assign to them."""
-        cdef Kernel kernel = ADD if head.flags & RULE_ADD else ASSIGN if head.flags & RULE_ASSIGN else table.kernel
-        cdef dps_push push
-        cdef cnp.ndarray numbers
-        push.numbers, push.parameters = NULL, 0
-        if _is_step(head):
-            clock = shard.clock if head.clock == NO_CLOCK else head.clock
-            found = shard.numbers.get(clock)
-            numbers = shard.numbers_at(clock) if found is None else found
-            push.numbers, push.parameters = <const double *> cnp.PyArray_DATA(numbers), cnp.PyArray_SIZE(numbers)
-        push.start, push.index = part.start - shard.low, NULL
-        if part.keys != NULL:
-            push.start = 0
-            if shard.index is not None:
-                self._insert(table, shard, part, not table.row_start.is_zero)
-            else:
-                self._count_from(part, shard.low)
-            push.index = <const int64_t *> self._memory[INDEX]
-        push.rows, push.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[1]
-        push.updates, push.count, push.dim = values, part.b - part.a, table.dim
-        save_rows(shard, push.index, push.start, push.count, head.clock, _is_step(head))
-        if shard.vacancies:
-            fill_vacancies(shard, push.index, push.count)
-        _run(kernel, &push, table.kind)
-        return 0
-
-    cdef int _sum(
-        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
-    ) except -1:
-        """Add the values of a part to the sums of its clock."""
-        cdef SumsState sums = shard.open_sums(head.clock) if shard.sums is None else shard.sums
-        cdef dps_push push
-        cdef uint8_t *touched
-        sums.parties = max(sums.parties, <int64_t> head.parties)
-        if head.rows >= 0:
-            sums.rows = max(sums.rows, <int64_t> 0) + head.rows
-        push.numbers, push.parameters = NULL, 0
-        push.updates, push.count, push.dim, push.width = values, part.b - part.a, table.dim, table.dim
-        push.start, push.index = part.start - shard.low, NULL
-        if part.keys != NULL:
-            push.start = 0
-            if sums.shard is not None:
-                self._insert(table, sums.shard, part, False)
-            else:
-                self._count_from(part, shard.low)
-            push.index = <const int64_t *> self._memory[INDEX]
-        if sums.shard is not None:
-            push.rows = cnp.PyArray_DATA(sums.shard.rows)
-        else:
-            push.rows = cnp.PyArray_DATA(sums.sums)
-            touched = <uint8_t *> cnp.PyArray_DATA(sums.touched)
-            dps_flag(touched, sums.touched.shape[0], push.index, push.start, push.count, TOUCHED)
-        _run(ADD, &push, table.kind)
-        return 0
-
-    cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1:
-        """Find the rows of the keys, and create those that are new, which are filled if they do not begin as zeros."""
-        cdef dps_filling born
-        cdef int64_t count = part.b - part.a
-        cdef int64_t *index = <int64_t *> self._room(INDEX, count * sizeof(int64_t) + 1)
-        if shard.index.end + count > shard.rows.shape[0]:
-            shard.reserve(count)
-        born.first = shard.index.end
-        shard.index.insert_rows(part.keys, count, index)
-        if fill and (shard.index.end > born.first or shard.vacancies):
-            born.rows = cnp.PyArray_DATA(shard.rows)
-            born.capacity, born.width = shard.rows.shape[0], shard.rows.shape[1]
-            born.keys, born.index, born.count, born.dim = part.keys, index, count, table.dim
-            born.vacant = <const uint8_t *> cnp.PyArray_DATA(shard.vacant) if shard.vacancies else NULL
-            fill_new_rows(&table.row_start.start, &born, table.kind)
-        return 0
-
-    cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL:
-        """The rows of numbered keys."""
-        cdef int64_t *index = <int64_t *> self._room(INDEX, (part.b - part.a) * sizeof(int64_t) + 1)
-        number_rows(part, low, index)
-        return index
 
     cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1:
         """Keep the new values in the ledger, because the client may ask for them again."""
@@ -483,20 +412,10 @@ cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
     return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and head.flags & RULE_DELETE != RULE_DELETE
 
 
-cdef bint _is_summed(TableState table, const dps_header *head) noexcept:
-    """Whether the values of a push are summed until its clock is closed."""
-    return table.aggregated and _is_step(head) and head.clock != NO_CLOCK
-
-
-cdef bint _is_step(const dps_header *head) noexcept:
-    """Whether a push is a step of the optimizer, and neither adds nor assigns."""
-    return not head.flags & (RULE_ADD | RULE_ASSIGN)
-
-
-cdef void _run(Kernel kernel, dps_push *push, int kind) noexcept:
-    """Run a kernel; for many numbers without the interpreter's lock."""
-    if push.count * push.width < LARGE:
-        kernel.run(push, kind)
-    else:
-        with nogil:
-            kernel.run(push, kind)
+cdef RowsOp _op_of(const dps_header *head) noexcept:
+    """The op that a push describes, without its rows."""
+    cdef RowsOp op
+    op.rule = OP_ADD if head.flags & RULE_ADD else OP_ASSIGN if head.flags & RULE_ASSIGN else OP_PUSH
+    op.clock, op.parties, op.rows = head.clock, head.parties, head.rows
+    op.keys, op.start, op.count, op.values, op.after = NULL, 0, 0, NULL, NULL
+    return op

@@ -48,14 +48,23 @@ cdef class RowStart:
     cdef readonly bint has_zeros, is_zero
 
 
-cdef inline void fill_new_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
-    """Fill rows just created; `kind` is numpy's number of their dtype."""
+cdef inline bint fill_new_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
+    """Fill rows just created; False if one does not exist. `kind` is numpy's number of their dtype."""
     if kind == cnp.NPY_FLOAT32:
-        dps_fill_new_float(start, to)
+        return dps_fill_new_float(start, to)
+    if kind == cnp.NPY_FLOAT64:
+        return dps_fill_new_double(start, to)
+    return dps_fill_new_int64_t(start, to)
+
+
+cdef inline void fill_range_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
+    """Fill rows whose keys are numbers, `to.first` and those that follow."""
+    if kind == cnp.NPY_FLOAT32:
+        dps_fill_range_float(start, to)
     elif kind == cnp.NPY_FLOAT64:
-        dps_fill_new_double(start, to)
+        dps_fill_range_double(start, to)
     else:
-        dps_fill_new_int64_t(start, to)
+        dps_fill_range_int64_t(start, to)
 
 
 cdef inline void fill_absent_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:

@@ -9,17 +9,11 @@ cimport numpy as cnp
 from dps.engine.core.arrays cimport int64s, memory, uint8s
 from dps.engine.core.bounds cimport refuse_rows
 from dps.engine.core.shards.initializers cimport (
-    dps_fill_missing_double,
-    dps_fill_missing_float,
-    dps_fill_missing_int64_t,
-    dps_fill_new_double,
-    dps_fill_new_float,
-    dps_fill_new_int64_t,
-    dps_fill_range_double,
-    dps_fill_range_float,
-    dps_fill_range_int64_t,
     dps_filling,
     dps_initializer,
+    fill_absent_rows,
+    fill_new_rows,
+    fill_range_rows,
 )
 from dps.engine.core.shards.rows cimport check_rows
 
@@ -95,12 +89,7 @@ def fill_missing(
     if to.count != to.capacity:
         raise ValueError(f"{to.count} keys, and room for {to.capacity} rows")
     with nogil:
-        if kind == cnp.NPY_FLOAT32:
-            dps_fill_missing_float(&start.start, &to)
-        elif kind == cnp.NPY_FLOAT64:
-            dps_fill_missing_double(&start.start, &to)
-        else:
-            dps_fill_missing_int64_t(&start.start, &to)
+        fill_absent_rows(&start.start, &to, kind)
 
 
 def fill_new(
@@ -128,12 +117,7 @@ def fill_new(
             raise ValueError(f"{cnp.PyArray_SIZE(vacant)} flags that say which of {first} rows are vacant")
         to.vacant = uint8s(vacant)
     with nogil:
-        if kind == cnp.NPY_FLOAT32:
-            inside = dps_fill_new_float(&start.start, &to)
-        elif kind == cnp.NPY_FLOAT64:
-            inside = dps_fill_new_double(&start.start, &to)
-        else:
-            inside = dps_fill_new_int64_t(&start.start, &to)
+        inside = fill_new_rows(&start.start, &to, kind)
     if not inside:
         refuse_rows(index, 0, to.count, to.capacity, INT64_MIN)
 
@@ -145,12 +129,7 @@ def fill_range(cnp.ndarray rows not None, int64_t start_key, RowStart start not 
     _begin(&to, rows, start, True)
     to.first = start_key
     with nogil:
-        if kind == cnp.NPY_FLOAT32:
-            dps_fill_range_float(&start.start, &to)
-        elif kind == cnp.NPY_FLOAT64:
-            dps_fill_range_double(&start.start, &to)
-        else:
-            dps_fill_range_int64_t(&start.start, &to)
+        fill_range_rows(&start.start, &to, kind)
 
 
 cdef int _begin(dps_filling *to, cnp.ndarray rows, RowStart start, bint has_state) except -1:

@@ -21,7 +21,9 @@ cdef class ShardState:
     cdef public cnp.ndarray changed, vacant
     cdef public KeyIndex index
     cdef public Ledger ledger
-    cdef public int64_t number, low, clock, version, vacancies
+    cdef public RowStart row_start
+    cdef public object kernel  # a Kernel, or code of the user
+    cdef public int64_t number, low, dim, clock, version, vacancies
     cdef public object sums
     cdef public CutState cut
     cdef public dict numbers

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ class ShardState:
     changed: np.ndarray | None
     vacant: np.ndarray | None
     vacancies: int
+    dim: int
+    row_start: RowStart
+    kernel: Callable[..., None]
     numbers: dict[int, np.ndarray]
 
 class SumsState:

@@ -70,6 +70,12 @@ cdef class ShardState:
         the index still has the key of the deleted row, whose columns have their initial values.
     vacancies : int
         How many rows are vacant.
+    dim : int
+        Columns of values in a row.
+    row_start : RowStart
+        What a new row holds.
+    kernel : Kernel or callable
+        What a push runs: ``kernel(rows, index, start, updates, numbers)``.
     numbers : dict
         From a clock to the optimizer's numbers at that clock, as far as they are known.
     """

@@ -1,0 +1,281 @@
+"""What an op does to the rows of a shard, for `state/shard.py` and for the compiled step of a server alike.
+
+An op names rows by their keys, or as a range. Its rows are found, and those that are new get their initial values
+(`step_rows`); then a cut saves what it needs, and the rows change as the op's rule says (`change_rows`). What is pushed
+at a clock to a table that aggregates is summed instead (`sum_rows`), in rows of their own.
+
+The functions for Python check all that they are given. Those for the compiled step trust that `Parts` has done so; it
+leaves ops to Python that saved copies of a cut have to follow.
+"""
+
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport free, malloc
+
+cimport numpy as cnp
+
+from dps.engine.core.arrays cimport int64s, memory
+from dps.engine.core.bounds cimport dps_all_inside, range_inside, refuse_rows, rows_listed
+from dps.engine.core.shards.cuts cimport dps_flag, fill_vacancies, has_room, save_rows
+from dps.engine.core.shards.initializers cimport dps_filling, fill_new_rows, fill_range_rows
+from dps.engine.core.shards.optimizers cimport Kernel
+from dps.engine.core.shards.rows cimport check_rows
+from dps.engine.core.shards.states cimport ShardState, SumsState
+from dps.engine.core.shards.steps cimport dps_push
+
+from dps.engine.core.shards.optimizers import add, assign
+
+cnp.import_array()
+
+cdef enum:
+    NO_CLOCK = -1
+    TOUCHED = 1  # the flag of a row that has a sum
+    LARGE = 1 << 14  # numbers for which the interpreter's lock is released
+    # An op with so many keys is first asked how many are new, because room for all of them would double the rows.
+    MANY_KEYS = 1 << 14
+
+cdef Kernel ADDITION = add, ASSIGNMENT = assign
+
+
+cdef bint is_summed(bint aggregated, const RowsOp *op) noexcept:
+    """Whether the values of an op are summed until its clock is closed."""
+    return aggregated and op.rule == OP_PUSH and op.clock != NO_CLOCK
+
+
+cdef int sum_rows(ShardState shard, const RowsOp *op, int64_t *index) except -1:
+    """Add the values of an op to the sums of its clock. `index` has room for the numbers of its rows."""
+    cdef SumsState sums = shard.open_sums(op.clock) if shard.sums is None else shard.sums
+    cdef RowsOp addition = op[0]
+    cdef uint8_t *touched
+    cdef int64_t start = op.start - shard.low
+    sums.parties = max(sums.parties, op.parties)
+    if op.rows >= 0:
+        sums.rows = max(sums.rows, <int64_t> 0) + op.rows
+    addition.rule = OP_ADD
+    if sums.shard is not None:
+        return step_rows(sums.shard, &addition, index, None)
+    if op.keys == NULL:
+        index = NULL
+    else:
+        _number(op, shard.low, index)
+    touched = <uint8_t *> cnp.PyArray_DATA(sums.touched)
+    dps_flag(touched, sums.touched.shape[0], index, start, op.count, TOUCHED)
+    return _run(shard, sums.sums, &addition, index, start)
+
+
+cdef int step_rows(ShardState shard, const RowsOp *op, int64_t *index, object whole) except -1:
+    """Find the rows of an op, create those that are new, and change all of them.
+
+    `index` has room for the numbers of the rows. `whole` is the op of Python; without it, the op may be none that
+    saved copies of a cut have to follow (`may_follow`).
+    """
+    if op.keys == NULL:
+        if whole is not None:
+            range_inside(op.start - shard.low, op.count, shard.rows.shape[0])
+        return change_rows(shard, op, NULL, op.start - shard.low, whole)
+    if shard.index is not None:
+        _insert(shard, op, index)
+    else:
+        _number(op, shard.low, index)
+        if whole is not None and not dps_all_inside(index, op.count, shard.rows.shape[0]):
+            refuse_rows(_array(index, op.count), 0, op.count, shard.rows.shape[0], 0)
+    return change_rows(shard, op, index, 0, whole)
+
+
+cdef int change_rows(
+    ShardState shard, const RowsOp *op, const int64_t *index, int64_t start, object whole
+) except -1:
+    """Change rows that there are: those of `index`, or, where that is NULL, those from `start` on."""
+    if save_rows(shard, index, start, op.count, op.clock, op.rule == OP_PUSH):
+        shard.cut.step_saved(whole, _array(index, op.count), start)
+    if shard.vacancies and index != NULL and op.rule != OP_DELETE:
+        fill_vacancies(shard, index, op.count)
+    return _run(shard, shard.rows, op, index, start)
+
+
+cdef int _insert(ShardState shard, const RowsOp *op, int64_t *index) except -1:
+    """Find the rows of the keys, and create those that are new, which are filled if they do not begin as zeros."""
+    cdef dps_filling born
+    cdef int64_t new = op.count
+    cdef bint is_large = op.count * shard.rows.shape[1] >= LARGE
+    born.first = shard.index.end
+    if not has_room(shard, new):
+        if shard.cut is None and (op.rule == OP_ROWS or new >= MANY_KEYS):  # they are mostly of rows that there are
+            new = shard.index.find_rows(op.keys, op.count, index)
+        shard.reserve(new)
+    if new == 0 and op.count > 0:
+        shard.index.make_room(op.count)  # so that an index that grows goes on with that, as an insertion does
+    elif is_large:
+        with nogil:
+            shard.index.insert_rows(op.keys, op.count, index)
+    else:
+        shard.index.insert_rows(op.keys, op.count, index)
+    if (shard.index.end > born.first or shard.vacancies) and not shard.row_start.is_zero:
+        born.rows, born.capacity = cnp.PyArray_DATA(shard.rows), shard.rows.shape[0]
+        born.vacant = <const uint8_t *> cnp.PyArray_DATA(shard.vacant) if shard.vacancies else NULL
+        _fill(shard, shard.rows, op, index, &born)
+    return 0
+
+
+cdef int _fill(
+    ShardState shard, cnp.ndarray rows, const RowsOp *op, const int64_t *index, dps_filling *to
+) except -1:
+    """Give rows the initial values and state of the op's keys; which of them, `to` says already."""
+    cdef int kind = cnp.PyArray_TYPE(rows)
+    to.width, to.dim, to.keys, to.index, to.count = rows.shape[1], shard.dim, op.keys, index, op.count
+    if op.count * to.width < LARGE:
+        fill_new_rows(&shard.row_start.start, to, kind)
+    else:
+        with nogil:
+            fill_new_rows(&shard.row_start.start, to, kind)
+    return 0
+
+
+cdef int _reset(ShardState shard, cnp.ndarray rows, const RowsOp *op, const int64_t *index, int64_t start) except -1:
+    """Give rows that go the initial values and state of their keys again."""
+    cdef dps_filling again
+    cdef int kind = cnp.PyArray_TYPE(rows)
+    again.rows, again.capacity, again.first, again.vacant = cnp.PyArray_DATA(rows), rows.shape[0], 0, NULL
+    if index != NULL:
+        return _fill(shard, rows, op, index, &again)
+    again.rows = <char *> again.rows + start * rows.shape[1] * cnp.PyArray_ITEMSIZE(rows)
+    again.capacity, again.width, again.dim, again.first = op.count, rows.shape[1], shard.dim, op.start
+    with nogil:
+        fill_range_rows(&shard.row_start.start, &again, kind)
+    return 0
+
+
+cdef int _run(ShardState shard, cnp.ndarray rows, const RowsOp *op, const int64_t *index, int64_t start) except -1:
+    """Change rows, all of which exist, as the rule of the op says."""
+    cdef Kernel kernel = ADDITION if op.rule == OP_ADD else ASSIGNMENT
+    cdef int kind = cnp.PyArray_TYPE(rows)
+    cdef dps_push push
+    cdef cnp.ndarray numbers
+    if op.rule == OP_DELETE:
+        return _reset(shard, rows, op, index, start)
+    push.rows, push.width, push.index, push.start = cnp.PyArray_DATA(rows), rows.shape[1], index, start
+    push.updates, push.count, push.dim = op.values, op.count, shard.dim
+    push.numbers, push.parameters = NULL, 0
+    if op.after != NULL:
+        push.updates, push.dim = op.after, push.width
+    elif op.rule == OP_PUSH:
+        numbers = _numbers(shard, op)
+        if not isinstance(shard.kernel, Kernel):
+            shard.kernel(rows, _array(index, op.count), start, _values(shard, op), numbers)
+            return 0
+        kernel = <Kernel> shard.kernel
+        push.numbers, push.parameters = <const double *> cnp.PyArray_DATA(numbers), cnp.PyArray_SIZE(numbers)
+    kernel.check(push.width, push.dim, push.parameters)
+    if push.count * push.width < LARGE:
+        kernel.run(&push, kind)
+    else:
+        with nogil:
+            kernel.run(&push, kind)
+    return 0
+
+
+cdef cnp.ndarray _numbers(ShardState shard, const RowsOp *op):
+    """The optimizer's numbers at the clock of an op."""
+    clock = shard.clock if op.clock == NO_CLOCK else op.clock
+    numbers = shard.numbers.get(clock)
+    return shard.numbers_at(clock) if numbers is None else numbers
+
+
+cdef void _number(const RowsOp *op, int64_t low, int64_t *index) noexcept nogil:
+    """The rows of keys that are numbers."""
+    cdef int64_t n
+    for n in range(op.count):
+        index[n] = op.keys[n] - low
+
+
+# -- the same for ops of Python
+
+
+def add_to_sums(ShardState shard not None, op not None) -> None:
+    """Add the values of an op to the sums of its clock."""
+    cdef RowsOp read
+    cdef int64_t *index
+    held = _read(shard, op, &read)
+    if read.keys == NULL:
+        range_inside(read.start - shard.low, read.count, shard.rows.shape[0])
+    index = _room(read.count)
+    try:
+        sum_rows(shard, &read, index)
+    finally:
+        free(index)
+
+
+def step(ShardState shard not None, op not None) -> None:
+    """Find the rows of an op, create those that are new, and change all of them as its rule says."""
+    cdef RowsOp read
+    cdef int64_t *index
+    held = _read(shard, op, &read)
+    index = _room(read.count)
+    try:
+        step_rows(shard, &read, index, op)
+    finally:
+        free(index)
+
+
+def change(ShardState shard not None, op not None, cnp.ndarray index not None, int64_t start) -> None:
+    """Change rows[index], or, where that is empty, the rows from `start` on, as the rule of the op says."""
+    cdef RowsOp read
+    held = _read(shard, op, &read)
+    change_rows(shard, &read, rows_listed(index, start, read.count, shard.rows.shape[0]), start, op)
+
+
+def run_rule(
+    ShardState shard not None, cnp.ndarray rows not None, op not None, cnp.ndarray index not None, int64_t start
+) -> None:
+    """Change other rows than those of the shard as the rule of the op says: copies, [n, dim + slots]."""
+    cdef RowsOp read
+    held = _read(shard, op, &read)
+    memory(rows, check_rows(rows, shard.rows), True)
+    _run(shard, rows, &read, rows_listed(index, start, read.count, rows.shape[0]), start)
+
+
+cdef tuple _read(ShardState shard, object op, RowsOp *read):
+    """Describe an op of Python, once its arrays fit the shard; the arrays, which have to live as long."""
+    cdef cnp.ndarray values = op.values, keys, after
+    cdef int64_t width = shard.rows.shape[1]
+    read.rule, read.clock, read.parties, read.rows = op.rule, op.clock, op.parties, op.rows
+    read.start, read.count, read.keys, read.values, read.after = op.start, values.shape[0], NULL, NULL, NULL
+    keys, after = op.keys, values if op.rule == OP_ROWS else op.after
+    if keys is not None:
+        read.keys = int64s(keys)
+        if cnp.PyArray_SIZE(keys) != read.count:
+            raise ValueError(f"{cnp.PyArray_SIZE(keys)} keys, and {read.count} rows")
+    if after is not None:
+        after = _rows(shard, after, read.count, width)
+        read.after = cnp.PyArray_DATA(after)
+    elif op.rule != OP_DELETE:
+        values = _rows(shard, values, read.count, shard.dim)
+        read.values = cnp.PyArray_DATA(values)
+    return keys, values, after
+
+
+cdef cnp.ndarray _rows(ShardState shard, cnp.ndarray values, int64_t count, int64_t columns):
+    """Values as rows of the shard's dtype that lie one after the other."""
+    if values.ndim != 2 or values.shape[0] != count or (count > 0 and values.shape[1] != columns):
+        raise ValueError(f"values of shape {(<object> values).shape}, and {(count, columns)} are meant")
+    return cnp.PyArray_FROM_OTF(values, cnp.PyArray_TYPE(shard.rows), cnp.NPY_ARRAY_CARRAY_RO)
+
+
+cdef cnp.ndarray _values(ShardState shard, const RowsOp *op):
+    """The values of an op as an array, which is valid during the call."""
+    cdef cnp.npy_intp shape[2]
+    shape[0], shape[1] = op.count, shard.dim
+    return cnp.PyArray_SimpleNewFromData(2, shape, cnp.PyArray_TYPE(shard.rows), <void *> op.values)
+
+
+cdef cnp.ndarray _array(const int64_t *index, int64_t count):
+    """The numbers of rows as an array, which is valid during the call; an empty one where there are none."""
+    cdef cnp.npy_intp size = count if index != NULL else 0
+    return cnp.PyArray_SimpleNewFromData(1, &size, cnp.NPY_INT64, <void *> index)
+
+
+cdef int64_t *_room(int64_t count) except NULL:
+    """Memory for the numbers of so many rows."""
+    cdef int64_t *index = <int64_t *> malloc(count * sizeof(int64_t) + 1)
+    if index == NULL:
+        raise MemoryError
+    return index
