@@ -140,20 +140,19 @@ def test_each_rule_of_a_step_holds(rule) -> None:
 
 
 APPLIED_THEN_GATHERED = """            if pushed:
-                self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
+                self._apply(table, head, &part[n], &op, values)
             if answered and size <= room:
                 self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
 """
 GATHERED_THEN_APPLIED = """            if answered and size <= room:
                 self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
             if pushed:
-                self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
+                self._apply(table, head, &part[n], &op, values)
 """
-WRONG = {  # text of service.pyx, the wrong text, and the rule that breaks
-    "deleted rows are not filled": ("if fill and (shard.index.end > born.first or shard.vacancies):",
-                                    "if fill and shard.index.end > born.first:", rows_come_again),
-    "deleted rows stay vacant": ("            fill_vacancies(shard, push.index, push.count)", "            pass",
-                                 rows_come_again),
+WRONG = {  # text of service.pyx or apply.pyx, the wrong text, and the rule that breaks
+    "deleted rows are not filled": ("if (shard.index.end > born.first or shard.vacancies) and",
+                                    "if shard.index.end > born.first and", rows_come_again),
+    "deleted rows stay vacant": ("        fill_vacancies(shard, index, op.count)", "        pass", rows_come_again),
     "new rows are the last ones": ("cnp.PyArray_DATA(shard.vacant) if shard.vacancies else NULL", "NULL",
                                    rows_come_again),
     "answers of before": (APPLIED_THEN_GATHERED, GATHERED_THEN_APPLIED, random_requests),
@@ -183,7 +182,7 @@ FIRST = "deleted rows are not filled", "a primary goes on"
 )
 def test_a_wrong_variant_of_a_step_is_caught(monkeypatch, name) -> None:
     old, new, rule = WRONG[name]
-    put_variant(monkeypatch, ("service",), old, new)
+    put_variant(monkeypatch, ("service", "apply"), old, new)
     with pytest.raises(AssertionError):
         rule()
 
