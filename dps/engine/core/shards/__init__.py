@@ -1,1 +1,1 @@
-"""The compiled parts of a shard: its key index, rows, optimizers and initial values, its cut and its ledger."""
+"""The compiled parts of a shard: what an op does to its rows, their index, optimizers, initial values, cut and ledger."""
