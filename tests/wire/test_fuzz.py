@@ -226,7 +226,6 @@ CHANGED = "rows changed|another client suffered"
 SERVE = "if self.session is None"
 MUTANTS = [
     (ServerTable, "cut", "used > len(body)", "used > 1 << 40", "handlers broke"),
-    (ServerTable, "cut", "min(counts, default=0) < 0", "False", CHANGED),
     (ServerTable, "values", "rest != len(body)", "rest > len(body)", CHANGED),
     (ListeningHandshake, "receive", "not proves(", "not (lambda *_: True)(", "welcomed with no proof"),
     (FrameReader, "next", "end - start >= HEADER_SIZE", "end - start > 0", "without a fault was refused"),

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dps.engine.core.requests.request import Parts
 from dps.engine.core.shards.states import TableState
 from dps.engine.server.replicas import Replica, ReplicaPart
 from dps.engine.state.op_views import CloseOp, RetireOp
 from dps.engine.state.ops import ADD, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
-from dps.engine.state.partition import bound, group, shard_bits
+from dps.engine.state.partition import group, shard_bits
 from dps.engine.state.shard import DenseShard
 from dps.engine.telemetry.server_meter import TableMeter
 from dps.engine.telemetry.snapshot import HeldRows
@@ -18,7 +19,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_array, padded, unpack_items
 from dps.engine.wire.headers import CloseSums, RetireOrigins, Scan
 from dps.engine.wire.protocols import RoleConnection
-from dps.errors import InputError, LimitError, MovedError, ProtocolError
+from dps.errors import InputError, KeyRangeError, LimitError, MovedError, ProtocolError
 
 __all__ = ["MAX_KEPT_RESULT_BYTES", "MAX_MORE_BYTES", "ServerTable", "TableRequest", "control_header", "more_of"]
 __all__ += ["op_of", "rows_after", "rows_header"]
@@ -48,6 +49,7 @@ class ServerTable(TableState):
         self.spec, self.server, self.frame_limit = spec, server, frame_limit
         self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
         self.dtype = np.dtype(spec.dtype)
+        self._parts = Parts()
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,
@@ -69,42 +71,32 @@ class ServerTable(TableState):
         A push that stands for rows of data gets a part for each shard that it names, also for a shard without keys in
         it, because the divisor of a mean has to be the same in all shards.
         """
-        spec = self.spec
-        parts: list[ReplicaPart] = []
+        spec, is_range = self.spec, header.flags & frames.RANGE
+        used = 0 if is_range else 8 * (header.shards + header.count)
         if header.count * self.row_bytes > self.frame_limit:
             raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
-        if header.flags & frames.RANGE:
-            if spec.rows is None:
-                raise InputError(f"table {spec.name!r} is keyed: it has no ranges of rows, name the keys")
-            row, end = header.start, header.start + header.count
-            for number in range(header.shard, min(header.shard + header.shards, spec.shards)):
-                stop = min(end, bound(number + 1, spec.rows, spec.shards))
-                if row < stop or header.rows > 0:
-                    replica, stop = self.replica(number, primary), max(row, stop)
-                    if not replica.joining:
-                        replica.shard.check(None, row, stop - row)
-                    parts.append(ReplicaPart(replica, None, row, row - header.start, stop - header.start))
-                    row = stop
-            if row != end:
-                raise InputError(f"rows {row} to {end - 1} of table {spec.name!r} do not lie in the shards named")
-            return TableRequest(parts, None, 0)
-        used = 8 * (header.shards + header.count)
-        if header.shards > spec.shards or used > len(body):
+        if is_range and spec.rows is None:
+            raise InputError(f"table {spec.name!r} is keyed: it has no ranges of rows, name the keys")
+        if not is_range and (header.shards > spec.shards or used > len(body)):
             raise ProtocolError(f"{header.count} keys in {header.shards} shards do not fit a body of {len(body)} bytes")
-        counts = np.frombuffer(body, np.int64, header.shards).tolist()
-        keys = np.frombuffer(body, np.int64, header.count, 8 * header.shards)
-        a = 0
-        for number, count in enumerate(counts, header.shard):
-            if count > 0 or (header.rows > 0 and count == 0):
-                replica = self.replica(number, primary)
-                if not replica.joining:
-                    replica.shard.check(keys[a : a + count], 0, count)
-                if primary:  # a backup takes what its primary has checked
-                    self._check_own(number, keys[a : a + count])
-                parts.append(ReplicaPart(replica, keys[a : a + count], 0, a, a + count))
-                a += count
-        if a != header.count or min(counts, default=0) < 0:
-            raise ProtocolError(f"the counts of a request for {header.count} keys add up to {sum(counts)}")
+        divided = self._parts.divide(self, header, body)
+        if divided is None and is_range:
+            rows = f"rows {header.start} to {header.start + header.count - 1}"
+            if header.start < 0:
+                raise KeyRangeError(f"{rows} were asked of table {spec.name!r}, which begins with row 0")
+            raise InputError(f"{rows} of table {spec.name!r} do not lie in the shards named")
+        if divided is None:
+            counts = np.frombuffer(body, np.int64, header.shards)
+            raise ProtocolError(f"the counts of a request for {header.count} keys add up to {counts.sum()}")
+        keys = None if is_range else np.frombuffer(body, np.int64, header.count, 8 * header.shards)
+        parts = []
+        for number, start, a, b in divided:
+            replica, named = self.replica(number, primary), None if keys is None else keys[a:b]
+            if not replica.joining:
+                replica.shard.check(named, start, b - a)
+            if primary and named is not None:  # a backup takes what its primary has checked
+                self._check_own(number, named)
+            parts.append(ReplicaPart(replica, named, start, a, b))
         return TableRequest(parts, keys, used)
 
     def _check_own(self, number: int, keys: np.ndarray) -> None:

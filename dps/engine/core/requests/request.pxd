@@ -6,6 +6,7 @@ from dps.engine.core.shards.states cimport TableState
 
 
 cdef struct Part:  # of a request: what falls to one shard
+    int64_t number  # of the shard
     void *replica  # a ReplicaState, which its table holds,
     void *shard  # and its ShardState
     const int64_t *keys  # NULL: the rows from `start` on
@@ -23,16 +24,9 @@ cdef class Parts:
         self, TableState table, const dps_header *head, const char *body, uint64_t length, int64_t nbytes
     ) except -1
     cdef int _make_room(self, int64_t count) except -1
-    cdef int _cut_range(self, TableState table, const dps_header *head) except -2
-    cdef int _cut_keys(self, TableState table, const dps_header *head, const char *body) except -2
-    cdef bint _put(
-        self,
-        TableState table,
-        const dps_header *head,
-        int64_t number,
-        const int64_t *keys,
-        int64_t start,
-        int64_t a,
-        int64_t b,
-        Part *part,
-    ) except -1
+    cdef int _cut_range(self, TableState table, const dps_header *head) noexcept
+    cdef int _cut_keys(self, const dps_header *head, const char *body) noexcept
+    cdef void _put(
+        self, int *count, int64_t number, const int64_t *keys, int64_t start, int64_t a, int64_t b
+    ) noexcept
+    cdef bint _is_plain(self, TableState table, const dps_header *head, Part *part) except -1

@@ -1,2 +1,6 @@
+from dps.engine.core.shards.states import TableState
+from dps.engine.wire.frames import Header
+
 class Parts:
     def __init__(self) -> None: ...
+    def divide(self, table: TableState, header: Header, body: memoryview) -> list[tuple[int, int, int, int]] | None: ...

@@ -1,6 +1,10 @@
-"""A plain request, cut by shard: which rows of which replica each part names, and whether this server may answer it."""
+"""A request, cut by shard: which rows of which shard each part names.
 
-from libc.stdint cimport int64_t, uint64_t
+`Parts` cuts for the compiled step of a server, which declines a request unless it may answer each part, and for
+`server/tables.py`, which says what is wrong with a request.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 cimport cython
@@ -30,14 +34,18 @@ cdef class Parts:
 
         Its body, of that length, begins with the counts of keys, or with the values.
         """
+        cdef int n
         self.forwards = False
         self._make_room(head.shards)
         if head.flags & RANGE:
             self.count = self._cut_range(table, head) if length == <uint64_t> nbytes else DECLINED
         elif length == 8 * (<uint64_t> head.shards + head.count) + <uint64_t> nbytes:
-            self.count = self._cut_keys(table, head, body)
+            self.count = self._cut_keys(head, body)
         else:
-            self.count = DECLINED
+            return False
+        for n in range(self.count):
+            if not self._is_plain(table, head, &self.part[n]):
+                return False
         return self.count != DECLINED
 
     cdef int _make_room(self, int64_t count) except -1:
@@ -50,8 +58,29 @@ cdef class Parts:
             self._most = 2 * count
         return 0
 
-    cdef int _cut_range(self, TableState table, const dps_header *head) except -2:
-        cdef Part *part = self.part
+    def divide(self, TableState table not None, header not None, const uint8_t[::1] body) -> list | None:
+        """Cut a request whose body begins with counts and keys, all of which it has, or names a range.
+
+        Returns of each part its shard, its first row, and which rows of the request it has: from, and up to; None for
+        counts that do not add up, and for a range outside of the shards named.
+        """
+        cdef dps_header head
+        cdef int n
+        head.shard, head.shards, head.rows = header.shard, header.shards, header.rows
+        head.start, head.count = header.start, header.count
+        self._make_room(head.shards)
+        if header.flags & RANGE:
+            self.count = self._cut_range(table, &head)
+        elif body.shape[0] < 8 * (<int64_t> head.shards + head.count):
+            raise ValueError(f"{head.count} keys in {head.shards} shards, and a body of {body.shape[0]} bytes")
+        else:
+            self.count = self._cut_keys(&head, <const char *> &body[0] if body.shape[0] else NULL)
+        if self.count == DECLINED:
+            return None
+        return [(self.part[n].number, self.part[n].start, self.part[n].a, self.part[n].b) for n in range(self.count)]
+
+    cdef int _cut_range(self, TableState table, const dps_header *head) noexcept:
+        """A part for each shard that has some of the range, and for each that is named, if the op has a weight."""
         cdef int64_t row = head.start, number, stop
         cdef int64_t end = min(<int64_t> head.shard + head.shards, table.shards)
         cdef int count = 0
@@ -61,14 +90,12 @@ cdef class Parts:
             stop = min(head.start + head.count, (number + 1) * table.rows // table.shards)
             if row < stop or head.rows > 0:
                 stop = max(row, stop)
-                if not self._put(table, head, number, NULL, row, row - head.start, stop - head.start, &part[count]):
-                    return DECLINED
+                self._put(&count, number, NULL, row, row - head.start, stop - head.start)
                 row = stop
-                count += 1
         return count if row == head.start + head.count else DECLINED
 
-    cdef int _cut_keys(self, TableState table, const dps_header *head, const char *body) except -2:
-        cdef Part *part = self.part
+    cdef int _cut_keys(self, const dps_header *head, const char *body) noexcept:
+        """A part for each shard with keys, and for each that is named, if the op has a weight."""
         cdef const int64_t *counts = <const int64_t *> body
         cdef const int64_t *keys = counts + head.shards
         cdef int64_t n, a = 0
@@ -77,25 +104,20 @@ cdef class Parts:
             if counts[n] < 0 or counts[n] > head.count - a:
                 return DECLINED
             if counts[n] > 0 or head.rows > 0:
-                if not self._put(table, head, head.shard + n, keys + a, 0, a, a + counts[n], &part[count]):
-                    return DECLINED
+                self._put(&count, head.shard + n, keys + a, 0, a, a + counts[n])
                 a += counts[n]
-                count += 1
         return count if a == head.count else DECLINED
 
-    cdef bint _put(
-        self,
-        TableState table,
-        const dps_header *head,
-        int64_t number,
-        const int64_t *keys,
-        int64_t start,
-        int64_t a,
-        int64_t b,
-        Part *part,
-    ) except -1:
-        """Make one part, of shard `number`; False if that is to be declined."""
-        cdef object found = table.replicas.get(number)
+    cdef void _put(
+        self, int *count, int64_t number, const int64_t *keys, int64_t start, int64_t a, int64_t b
+    ) noexcept:
+        cdef Part *part = &self.part[count[0]]
+        part.number, part.keys, part.start, part.a, part.b = number, keys, start, a, b
+        count[0] += 1
+
+    cdef bint _is_plain(self, TableState table, const dps_header *head, Part *part) except -1:
+        """Whether this server may answer a part in the compiled step; the part gets its replica and its shard."""
+        cdef object found = table.replicas.get(part.number)
         cdef ReplicaState replica
         cdef ShardState shard
         cdef int64_t n, capacity
@@ -118,19 +140,18 @@ cdef class Parts:
             if (<SumsState> shard.sums).is_large():
                 return False
         part.replica, part.shard = <void *> replica, <void *> shard
-        part.keys, part.start, part.a, part.b = keys, start, a, b
-        if a == b:
+        if part.a == part.b:
             return True
         if shard.index is not None:  # a backup takes what its primary has checked
             if table.cells is None or head.kind == REPLICATE:
                 return True
             if table.cells.function is not None:  # it may raise, and be slow
                 return False
-            return table.cells.first_stray(keys, b - a, number, table.bits) < 0
+            return table.cells.first_stray(part.keys, part.b - part.a, part.number, table.bits) < 0
         capacity = shard.rows.shape[0]
-        if keys == NULL:
-            return start >= shard.low and start - shard.low <= capacity - (b - a)
-        for n in range(b - a):
-            if not shard.low <= keys[n] < shard.low + capacity:
+        if part.keys == NULL:
+            return part.start >= shard.low and part.start - shard.low <= capacity - (part.b - part.a)
+        for n in range(part.b - part.a):
+            if not shard.low <= part.keys[n] < shard.low + capacity:
                 return False
         return True
