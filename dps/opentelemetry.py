@@ -16,7 +16,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from distributed import Scheduler, SchedulerPlugin, Worker
@@ -39,7 +39,7 @@ MAX_NAME_CHARACTERS = 200  # of a table or function
 
 Attributes: TypeAlias = dict[str, str | int]  # of a span
 
-originals: dict[tuple[type, str], Callable[..., Any]] = {}
+originals: dict[tuple[type, str], Callable[..., object]] = {}
 in_call: ContextVar[bool] = ContextVar("in_call", default=False)
 
 
@@ -116,7 +116,7 @@ class EventSpans(SchedulerPlugin):
     def __init__(self, tracer: Tracer):
         self._tracer = tracer
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """What the scheduler calls for each event of any topic."""
         if topic == TOPIC and isinstance(msg, Mapping) and "event" in msg:
             attributes = {
@@ -146,12 +146,12 @@ def _tracer(provider: TracerProvider | None) -> Tracer:
     return trace.get_tracer("dps", tracer_provider=provider)
 
 
-def _wrap(kind: type, verb: str, span: Callable[..., contextlib.AbstractContextManager[Any]]) -> None:
+def _wrap(kind: type, verb: str, span: Callable[..., contextlib.AbstractContextManager[object]]) -> None:
     """Have a method run within what `span` makes of its arguments, unless it is part of another one that does."""
     method = originals[kind, verb] = getattr(kind, verb)
 
     @functools.wraps(method)
-    def wrapper(*arguments: Any, **named: Any) -> Any:
+    def wrapper(*arguments: object, **named: object) -> object:
         if in_call.get():
             return method(*arguments, **named)
         with _alone(), span(*arguments, **named):
@@ -171,8 +171,8 @@ def _alone() -> Iterator[None]:
 
 
 def _of_table(
-    tracer: Tracer, verb: str, client: Client, table: Any, keys: Any = None, *others: object, **named: object
-) -> contextlib.AbstractContextManager[Any]:
+    tracer: Tracer, verb: str, client: Client, table: object, keys: object = None, *others: object, **named: object
+) -> contextlib.AbstractContextManager[object]:
     tables = ",".join(map(_label, table)) if isinstance(table, Mapping) else _label(table)
     attributes: Attributes = {
         "db.system.name": "dps",
@@ -187,8 +187,8 @@ def _of_table(
 
 
 def _of_function(
-    tracer: Tracer, client: Client, function: Any, table: Any, /, keys: Any = None, **arguments: object
-) -> contextlib.AbstractContextManager[Any]:
+    tracer: Tracer, client: Client, function: object, table: object, /, keys: object = None, **arguments: object
+) -> contextlib.AbstractContextManager[object]:
     name = _label(function)
     attributes: Attributes = {
         "db.system.name": "dps",
@@ -205,7 +205,7 @@ def _of_function(
 
 def _of_trainer(
     tracer: Tracer, verb: str, trainer: Trainer, *others: object, **named: object
-) -> contextlib.AbstractContextManager[Any]:
+) -> contextlib.AbstractContextManager[object]:
     attributes: Attributes = {
         "db.system.name": "dps",
         "dps.parameter_server": trainer.ticket.session,
@@ -228,7 +228,7 @@ def _count(keys: object) -> int | None:
     return len(keys) if isinstance(keys, Collection) else None
 
 
-def _keys_of(tables: Mapping[Any, Any]) -> int | None:
+def _keys_of(tables: Mapping[object, object]) -> int | None:
     """How many keys a call of several tables names: {table: keys} or {table: (keys, values)}."""
     counts = [_count(each[0] if isinstance(each, tuple) else each) for each in tables.values()]
     return None if None in counts else sum(count for count in counts if count is not None)

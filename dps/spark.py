@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from dps.engine.training.trainer import Trainer
+
 __all__ = [
     "end_run",
     "foreach_partition_with_ps",
@@ -163,7 +165,7 @@ def foreach_partition_with_ps(
 
 
 def without_result(
-    trainer: Any, records: object, function: Callable[..., object], *args: Any, **kwargs: object
+    trainer: Trainer, records: object, function: Callable[..., object], *args: object, **kwargs: object
 ) -> None:
     """Call the function of :func:`foreach_partition_with_ps`, in a task of Spark's."""
     result = function(trainer, records, *args, **kwargs)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def _blocks(values: np.ndarray) -> list[np.ndarray]:
     return [values[a : a + step] for a in range(0, len(values), step)]
 
 
-def _extreme(parts: list[Any], choose: Any, what: str) -> Any:
+def _extreme(parts: list[float | None], choose: Callable[[list[float]], np.generic], what: str) -> float:
     found = [part for part in parts if part is not None]
     if not found:
         raise InputError(f"{what} of no rows: the table, or the keys named, have none")
@@ -87,7 +87,7 @@ def _extreme(parts: list[Any], choose: Any, what: str) -> Any:
 
 
 @function
-def amax(rows: Rows) -> Any:
+def amax(rows: Rows) -> np.number | None:
     """The largest absolute value."""
     return np.abs(rows.values).max() if len(rows) else None
 
@@ -96,7 +96,7 @@ amax.merge(lambda parts: _extreme(parts, np.max, "amax"))
 
 
 @function
-def amin(rows: Rows) -> Any:
+def amin(rows: Rows) -> np.number | None:
     """The smallest absolute value."""
     return np.abs(rows.values).min() if len(rows) else None
 
@@ -105,7 +105,7 @@ amin.merge(lambda parts: _extreme(parts, np.min, "amin"))
 
 
 @function
-def max(rows: Rows) -> Any:  # noqa: A001
+def max(rows: Rows) -> np.number | None:  # noqa: A001
     """The largest value."""
     return rows.values.max() if len(rows) else None
 
@@ -114,7 +114,7 @@ max.merge(lambda parts: _extreme(parts, np.max, "max"))
 
 
 @function
-def min(rows: Rows) -> Any:  # noqa: A001
+def min(rows: Rows) -> np.number | None:  # noqa: A001
     """The smallest value."""
     return rows.values.min() if len(rows) else None
 
@@ -122,17 +122,17 @@ def min(rows: Rows) -> Any:  # noqa: A001
 min.merge(lambda parts: _extreme(parts, np.min, "min"))
 
 
-def _exact(parts: list[Any]) -> Any:
+def _exact(parts: list[float]) -> float:
     return builtins.sum(parts) if all(isinstance(part, int) for part in parts) else math.fsum(parts)
 
 
-def _total(values: np.ndarray) -> Any:
+def _total(values: np.ndarray) -> float:
     whole = values.dtype.kind == "i"
     return builtins.sum(block.sum(dtype=np.int64 if whole else np.float64).item() for block in _blocks(values))
 
 
 @function
-def sum(rows: Rows) -> Any:  # noqa: A001
+def sum(rows: Rows) -> float:  # noqa: A001
     """The sum of all values, in float64 (of an int64 table: exact)."""
     return _total(rows.values)
 
@@ -141,7 +141,7 @@ sum.merge(_exact)
 
 
 @function
-def asum(rows: Rows) -> Any:
+def asum(rows: Rows) -> float:
     """The sum of the absolute values, in float64: the 1-norm."""
     return builtins.sum(_total(np.abs(block)) for block in _blocks(rows.values))
 
@@ -150,13 +150,13 @@ asum.merge(_exact)
 
 
 @function
-def mean(rows: Rows) -> Any:
+def mean(rows: Rows) -> tuple[float, int]:
     """The mean of all values."""
     return _total(rows.values), rows.values.size
 
 
 @mean.merge
-def _(parts: list[Any]) -> float:
+def _(parts: list[tuple[float, int]]) -> float:
     count = builtins.sum(part[1] for part in parts)
     if not count:
         raise InputError("mean of no rows: the table, or the keys named, have none")
@@ -316,7 +316,7 @@ def normal(rows: Rows, mean: float = 0.0, std: float = 1.0) -> None:
 # -- queries
 
 
-def _columns(parts: list[Any]) -> list[np.ndarray]:
+def _columns(parts: list[list[np.ndarray]]) -> list[np.ndarray]:
     """The keys of all parts, and what stands beside them; empty where a call names no rows."""
     if not parts:
         return [np.empty(0, np.int64), np.empty(0)]
@@ -372,7 +372,9 @@ def _largest(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 @function
-def top_k(rows: Rows, k: int, by: str = "value", query: np.ndarray | None = None, values: bool = False) -> Any:
+def top_k(
+    rows: Rows, k: int, by: str = "value", query: np.ndarray | None = None, values: bool = False
+) -> list[np.ndarray]:
     """The rows with the largest values, norms, or inner products with a query.
 
     Parameters
@@ -397,14 +399,14 @@ def top_k(rows: Rows, k: int, by: str = "value", query: np.ndarray | None = None
 
 
 @top_k.merge
-def _(parts: list[Any], k: int) -> tuple[np.ndarray, ...]:
+def _(parts: list[list[np.ndarray]], k: int) -> tuple[np.ndarray, ...]:
     columns = _columns(parts)
     chosen = np.lexsort((columns[0], -columns[1]))[:k]
     return tuple(column[chosen] for column in columns)
 
 
 @function
-def dots(rows: Rows, query: np.ndarray) -> Any:
+def dots(rows: Rows, query: np.ndarray) -> list[np.ndarray]:
     """The inner product of each row with a query [dim], or with several [n, dim]: the rows do not travel."""
     query = np.asarray(query, rows.values.dtype)
     if query.shape[-1:] != (rows.spec.dim,) or query.ndim > 2:
@@ -413,7 +415,7 @@ def dots(rows: Rows, query: np.ndarray) -> Any:
 
 
 @dots.merge
-def _(parts: list[Any]) -> tuple[np.ndarray, ...]:
+def _(parts: list[list[np.ndarray]]) -> tuple[np.ndarray, ...]:
     return tuple(_columns(parts))
 
 
@@ -428,7 +430,9 @@ COMPARISONS = {
 
 
 @function
-def where(rows: Rows, comparison: str, value: float, column: int | None = None, by: str | None = None) -> Any:
+def where(
+    rows: Rows, comparison: str, value: float, column: int | None = None, by: str | None = None
+) -> list[np.ndarray]:
     """The rows whose value compares as asked: ``comparison=">", value=0.5``. Returns their keys and values.
 
     `column` says which value of a row is compared; without it any of them may be; with ``by="norm"`` it is the norm.
@@ -444,26 +448,26 @@ def where(rows: Rows, comparison: str, value: float, column: int | None = None, 
 
 
 @where.merge
-def _(parts: list[Any]) -> tuple[np.ndarray, ...]:
+def _(parts: list[list[np.ndarray]]) -> tuple[np.ndarray, ...]:
     return tuple(_columns(parts))
 
 
 @function
-def key_range(rows: Rows, low: int, high: int) -> Any:
+def key_range(rows: Rows, low: int, high: int) -> list[np.ndarray]:
     """The rows with keys from `low` to `high` - 1, in the order of their keys. Returns keys and values."""
     chosen = np.flatnonzero((rows.keys >= low) & (rows.keys < high))
     return [rows.keys[chosen], rows.values[chosen]]
 
 
 @key_range.merge
-def _(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _(parts: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     keys, values = _columns(parts)
     order = np.argsort(keys, kind="stable")
     return keys[order], values[order]
 
 
 @function
-def sample(rows: Rows, n: int, by: str | None = None) -> Any:
+def sample(rows: Rows, n: int, by: str | None = None) -> list[np.ndarray]:
     """Draw rows without replacement: each with the same chance, or with a chance by its value (``by="value"``).
 
     Returns the keys, in random order; fewer than `n` if there are not so many rows of positive weight. The draw is by
@@ -481,7 +485,7 @@ def sample(rows: Rows, n: int, by: str | None = None) -> Any:
 
 
 @sample.merge
-def _(parts: list[Any], n: int) -> np.ndarray:
+def _(parts: list[list[np.ndarray]], n: int) -> np.ndarray:
     keys, times = _columns(parts)
     return keys[np.argsort(times, kind="stable")[: builtins.max(0, n)]]
 

@@ -6,12 +6,16 @@ Rows are dense (a table of float32), or sparse: an int64 table holds each elemen
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dps.errors import InputError
 from dps.functions import Rows, function
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 __all__ = ["best_of", "closest_pairs", "nearest_rows", "packed", "products", "unpacked"]
 
@@ -37,7 +41,7 @@ def packed(indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, width: int
     return rows
 
 
-def unpacked(rows: np.ndarray, features: int) -> Any:
+def unpacked(rows: np.ndarray, features: int) -> np.ndarray | csr_matrix:
     """Rows as a matrix with `features` columns: dense ones as they are, packed ones as a CSR matrix.
 
     Examples
@@ -57,7 +61,7 @@ def unpacked(rows: np.ndarray, features: int) -> Any:
     return matrix
 
 
-def products(queries: Any, rows: Any) -> np.ndarray:
+def products(queries: np.ndarray | csr_matrix, rows: np.ndarray | csr_matrix) -> np.ndarray:
     """The inner product of each query with each row, dense [queries, rows]."""
     made = queries @ rows.T
     return made.toarray() if hasattr(made, "toarray") else np.asarray(made)
@@ -80,7 +84,7 @@ def best_of(keys: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, n
     return np.take_along_axis(keys, order, 1), np.take_along_axis(scores, order, 1)
 
 
-def blocks(rows: Rows, queries: np.ndarray, features: int) -> Any:
+def blocks(rows: Rows, queries: np.ndarray, features: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(keys, products with all queries) of some rows at a time."""
     wide = queries.ndim == 2 and (rows.spec.dtype == "int64" or queries.shape[1] == features)
     if not wide or queries.dtype != rows.spec.dtype:
@@ -95,7 +99,9 @@ def blocks(rows: Rows, queries: np.ndarray, features: int) -> Any:
 
 
 @function
-def nearest_rows(rows: Rows, queries: np.ndarray, k: int, features: int, own: np.ndarray | None = None) -> Any:
+def nearest_rows(
+    rows: Rows, queries: np.ndarray, k: int, features: int, own: np.ndarray | None = None
+) -> list[np.ndarray]:
     """The k rows with the largest inner products with each query.
 
     Parameters
@@ -121,14 +127,14 @@ def nearest_rows(rows: Rows, queries: np.ndarray, k: int, features: int, own: np
 
 
 @nearest_rows.merge
-def _(parts: list[Any], k: int) -> tuple[np.ndarray, np.ndarray]:
+def _(parts: list[list[np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
     return best_of(np.hstack([keys for keys, _ in parts]), np.hstack([scores for _, scores in parts]), k)
 
 
 @function
 def closest_pairs(
     rows: Rows, queries: np.ndarray, own: np.ndarray, count: int, features: int, least: float = -np.inf
-) -> Any:
+) -> list[np.ndarray]:
     """The `count` pairs of a query and a row with the largest inner products, of rows with keys above the query's.
 
     Parameters
@@ -155,7 +161,7 @@ def closest_pairs(
     return best
 
 
-def best_pairs(parts: list[Any], count: int) -> list[np.ndarray]:
+def best_pairs(parts: list[list[np.ndarray]], count: int) -> list[np.ndarray]:
     """The first keys, second keys and scores of the best pairs of several lists of them."""
     first, second, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((second, first, -scores))[:count]
@@ -163,5 +169,5 @@ def best_pairs(parts: list[Any], count: int) -> list[np.ndarray]:
 
 
 @closest_pairs.merge
-def _(parts: list[Any], count: int) -> list[np.ndarray]:
+def _(parts: list[list[np.ndarray]], count: int) -> list[np.ndarray]:
     return best_pairs(parts, count)

@@ -5,8 +5,6 @@ They need no registration, as those of `library.py`. Factor models are trained a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dps.errors import InputError
@@ -33,12 +31,12 @@ def gram(rows: Rows, skip: int = 0) -> np.ndarray:
 
 
 @gram.merge
-def _(parts: list[Any]) -> np.ndarray:
+def _(parts: list[np.ndarray]) -> np.ndarray:
     return np.sum(parts, axis=0)
 
 
 @function
-def nearest(rows: Rows, queries: np.ndarray, k: int, cosine: bool = False, skip: int = 0) -> Any:
+def nearest(rows: Rows, queries: np.ndarray, k: int, cosine: bool = False, skip: int = 0) -> list[np.ndarray]:
     """The rows with the largest inner products, or cosines, with each of several queries.
 
     Parameters
@@ -91,19 +89,19 @@ def _leading(places: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray
 
 
 @nearest.merge
-def _(parts: list[Any], k: int) -> tuple[np.ndarray, np.ndarray]:
+def _(parts: list[list[np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
     keys, scores = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
     return _leading(keys, scores, k)
 
 
 @function
-def existing(rows: Rows) -> Any:
+def existing(rows: Rows) -> list[np.ndarray]:
     """The rows that the table has, of those that a call names. Returns keys and values."""
     return [rows.keys[rows.present], rows.values[rows.present]]
 
 
 @existing.merge
-def _(parts: list[Any]) -> tuple[np.ndarray, ...]:
+def _(parts: list[list[np.ndarray]]) -> tuple[np.ndarray, ...]:
     if not parts:
         return np.empty(0, np.int64), np.empty((0, 0))
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))

@@ -21,7 +21,7 @@ class RowTable(Protocol):
     def find(self, ids: np.ndarray) -> Found:
         """The rows of these ids, and which of them there are; the others are zero."""
 
-    def nearest(self, **arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+    def nearest(self, **arguments: object) -> tuple[np.ndarray, np.ndarray]:
         """What `dps.functions.products.nearest` returns."""
 
     def everything(self) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ class HomeTable:
     def find(self, ids: np.ndarray) -> Found:
         return looked_up(self.keys, self.values, ids)
 
-    def nearest(self, **arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+    def nearest(self, **arguments: object) -> tuple[np.ndarray, np.ndarray]:
         part: Function = products.nearest
         rows: Any = HomeRows(self.keys, self.values)
         return part.merged([part(rows, **arguments)], arguments)

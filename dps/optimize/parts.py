@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from dask.distributed import Future
@@ -20,6 +20,7 @@ INNER_ITERATIONS = 50
 # Number of results that one task adds up.
 FAN_IN = 8
 
+R = TypeVar("R")
 Proximal: TypeAlias = Callable[[Vector, float], Vector]
 
 
@@ -168,7 +169,7 @@ class RemoteParts:
 # -- in Dask's tasks; a state is (x, u)
 
 
-def itself(value: Any) -> Any:
+def itself(value: R) -> R:
     return value
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from dps.errors import InputError
 from dps.torch.dense import flat, trained_parameters
+
+if TYPE_CHECKING:
+    from dps import Trainer
 
 __all__ = ["allreduce_gradients", "broadcast_parameters"]
 
@@ -24,7 +27,7 @@ def parts(values: np.ndarray, parameters: list[torch.nn.Parameter]) -> list[torc
     return [torch.from_numpy(np.array(part)).view(each.shape).to(each) for part, each in pairs]
 
 
-def allreduce_gradients(module: torch.nn.Module, trainer: Any, weight: float = 1.0) -> None:
+def allreduce_gradients(module: torch.nn.Module, trainer: Trainer, weight: float = 1.0) -> None:
     """Replace the gradients of a module by their mean over all trainers; each then takes the same step of its own.
 
     A collective call: all trainers make it at the same step. Large modules go round a ring, past the scheduler
@@ -77,7 +80,7 @@ def allreduce_gradients(module: torch.nn.Module, trainer: Any, weight: float = 1
         each.grad = gradient
 
 
-def broadcast_parameters(module: torch.nn.Module, trainer: Any, root: int = 0) -> None:
+def broadcast_parameters(module: torch.nn.Module, trainer: Trainer, root: int = 0) -> None:
     """Give all trainers the parameters of one of them, before the first step. A collective call.
 
     Parameters

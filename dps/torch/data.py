@@ -61,7 +61,7 @@ class PartitionDataset(IterableDataset):
     tensor([3, 4]) tensor([0., 0.], dtype=torch.float64)
     """
 
-    def __init__(self, partitions: Sequence[Any], batch_size: int | None = None, shuffle: int | None = None):
+    def __init__(self, partitions: Sequence[object], batch_size: int | None = None, shuffle: int | None = None):
         super().__init__()
         self._batches = Batches(partitions, 1, batch_size, shuffle)
         self._times = 0
@@ -69,7 +69,7 @@ class PartitionDataset(IterableDataset):
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         worker = get_worker_info()
         order = self._batches.order(self._times)
         self._times += 1

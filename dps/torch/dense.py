@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dps import Optimizer, PulledRows, Table
 from dps.errors import InputError, InputTypeError
 from dps.torch.gradients import push_gradients
 from dps.torch.inputs import checked_table, stepping_spec
+
+if TYPE_CHECKING:
+    from dps import Client, ParameterServer, Trainer
 
 __all__ = ["DenseParameters", "dense_table", "flat", "trained_parameters"]
 
@@ -25,14 +29,16 @@ def trained_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]
     return parameters
 
 
-def flat(tensors: list[torch.Tensor], dtype: Any) -> np.ndarray:
+def flat(tensors: list[torch.Tensor], dtype: npt.DTypeLike) -> np.ndarray:
     """Tensors one after the other, as an array of one axis."""
     wanted = torch.float64 if np.dtype(dtype) == np.float64 else torch.float32
     values: np.ndarray = torch.cat([each.detach().cpu().to(wanted).reshape(-1) for each in tensors]).numpy()
     return values
 
 
-def dense_table(ps: Any, name: str, module: torch.nn.Module, *, optimizer: Optimizer, **options: object) -> Table:
+def dense_table(
+    ps: ParameterServer, name: str, module: torch.nn.Module, *, optimizer: Optimizer, **options: Any
+) -> Table:
     """Make the table of a module's parameters, with their values as they are.
 
     Parameters
@@ -109,7 +115,7 @@ class DenseParameters:
     array([[3., 1.]])
     """
 
-    def __init__(self, caller: Any, table: str | Table, module: torch.nn.Module):
+    def __init__(self, caller: Client | Trainer, table: str | Table, module: torch.nn.Module):
         spec = stepping_spec(checked_table(caller, table))
         self.parameters = trained_parameters(module)
         sizes = [each.numel() for each in self.parameters.values()]
@@ -128,7 +134,7 @@ class DenseParameters:
     def __repr__(self) -> str:
         return f"<dps.torch.DenseParameters: {self._ends[-1]} in table {self.table!r}>"
 
-    def __call__(self, *inputs: object, **options: Any) -> Any:
+    def __call__(self, *inputs: object, **options: object) -> object:
         """What the module makes of its inputs, with the parameters as they are in it."""
         return self.module(*inputs, **options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from dps import PulledRows, Table, distinct_keys
 from dps.errors import InputError, InputTypeError
 from dps.torch.gradients import UnpushedGradients, push_gradients
 from dps.torch.inputs import checked_ids, checked_table, is_sparse, stepping_spec
+
+if TYPE_CHECKING:
+    from dps import Client, Trainer
 
 __all__ = ["Embedding", "EmbeddingBag", "TableRows"]
 
@@ -29,7 +32,7 @@ class TableRows(torch.nn.Module):
         Numbers in a row.
     """
 
-    def __init__(self, caller: Any, table: str | Table, dim: int):
+    def __init__(self, caller: Client | Trainer, table: str | Table, dim: int):
         super().__init__()
         spec = stepping_spec(checked_table(caller, table))
         if dim != spec.dim:
@@ -166,7 +169,7 @@ class EmbeddingBag(TableRows):
     ([[3.0], [3.0]], [[3.0], [0.0]])
     """
 
-    def __init__(self, caller: Any, table: str | Table, dim: int, mode: str = "sum"):
+    def __init__(self, caller: Client | Trainer, table: str | Table, dim: int, mode: str = "sum"):
         super().__init__(caller, table, dim)
         if mode not in ("sum", "mean"):
             raise InputError(f"EmbeddingBag of table {self.table!r}: mode is 'sum' or 'mean', not {mode!r}")

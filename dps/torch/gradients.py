@@ -9,7 +9,7 @@ backward through them is an error, because its gradient would belong to rows fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ import torch
 from dps import gather_sum
 from dps.errors import InputError, InputTypeError
 
+if TYPE_CHECKING:
+    from dps import Client, Trainer
+
 __all__ = ["PushesGradients", "UnpushedGradients", "push_gradients"]
 
 
 class PushesGradients(Protocol):
     """A module whose gradients go to tables."""
 
-    caller: Any  # a trainer or a client
+    caller: Client | Trainer  # a trainer or a client
 
     def gradients(self) -> Mapping[str, tuple[np.ndarray | None, np.ndarray]]:
         """Keys and gradients, by table."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,10 +10,13 @@ import torch
 from dps import Add, Assign, Table, TableSpec
 from dps.errors import InputError, InputTypeError
 
+if TYPE_CHECKING:
+    from dps import Client, Trainer
+
 __all__ = ["checked_ids", "checked_table", "is_sparse", "stepping_spec"]
 
 
-def checked_table(caller: Any, table: str | Table) -> TableSpec:
+def checked_table(caller: Client | Trainer, table: str | Table) -> TableSpec:
     """The definition of a table of floats, as a trainer or a client knows it."""
     if not (hasattr(caller, "table") and hasattr(caller, "pull") and hasattr(caller, "keys")):
         raise InputTypeError(

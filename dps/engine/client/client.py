@@ -32,7 +32,7 @@ from dps.engine.client.requests import Prepared, TableRoute, outs_of, prepared_d
 from dps.engine.client.session import ClientSession
 from dps.engine.client.table import Table, name_of, place_of, through
 from dps.engine.client.ticket import Certificate, Pending, SentCall, Ticket
-from dps.engine.client.verbs import Certified, Keys, TableLike, Verbs, implements
+from dps.engine.client.verbs import Certified, Keys, Pulls, T, TableLike, Verbs, implements
 from dps.engine.coordination.origins import encode_key
 from dps.engine.daskapi.cordon import Execution, execution
 from dps.engine.functions.definition import Function
@@ -215,7 +215,7 @@ class Client(Verbs):
         return self.table(table).spec.columns
 
     @implements(Verbs.pull)
-    def pull(self, table: object, keys: Any = None, out: Any = None) -> object:
+    def pull(self, table: object, keys: Keys = None, out: object = None) -> object:
         if type(table) is str or isinstance(table, Table):
             with self.session.lock:
                 values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
@@ -227,56 +227,56 @@ class Client(Verbs):
         return self._pull(table, keys, out).result() if values is DECLINED else values
 
     @implements(Verbs.pull_async)
-    def pull_async(self, table: object, keys: Any = None, out: Any = None) -> object:
+    def pull_async(self, table: object, keys: Keys = None, out: object = None) -> object:
         return self._pull(table, keys, out, keep=True)
 
     @implements(Verbs.pull_certified)
-    def pull_certified(self, table: object, keys: Any = None) -> object:
+    def pull_certified(self, table: object, keys: Keys = None) -> object:
         return self._pull(table, keys, None, certified=True).result()
 
     @implements(Verbs.pull_certified_async)
-    def pull_certified_async(self, table: object, keys: Any = None) -> object:
+    def pull_certified_async(self, table: object, keys: Keys = None) -> object:
         return self._pull(table, keys, None, certified=True, keep=True)
 
     @implements(Verbs.push)
-    def push(self, table: object, keys: Any = None, values: object = None, rows: int | None = None) -> None:
+    def push(self, table: object, keys: Keys = None, values: object = None, rows: int | None = None) -> None:
         if rows is not None or self._push_plainly(table, keys, values, PUSH) is DECLINED:
             self._push(table, keys, values, PUSH, rows=rows).result()
 
     @implements(Verbs.push_async)
-    def push_async(self, table: object, keys: Any = None, values: object = None, rows: int | None = None) -> object:
+    def push_async(self, table: object, keys: Keys = None, values: object = None, rows: int | None = None) -> object:
         return self._push(table, keys, values, PUSH, keep=True, rows=rows)
 
     @implements(Verbs.add)
-    def add(self, table: object, keys: Any = None, values: object = None) -> None:
+    def add(self, table: object, keys: Keys = None, values: object = None) -> None:
         if self._push_plainly(table, keys, values, ADD) is DECLINED:
             self._push(table, keys, values, ADD).result()
 
     @implements(Verbs.add_async)
-    def add_async(self, table: object, keys: Any = None, values: object = None) -> object:
+    def add_async(self, table: object, keys: Keys = None, values: object = None) -> object:
         return self._push(table, keys, values, ADD, keep=True)
 
     @implements(Verbs.assign)
-    def assign(self, table: object, keys: Any = None, values: object = None) -> None:
+    def assign(self, table: object, keys: Keys = None, values: object = None) -> None:
         if self._push_plainly(table, keys, values, ASSIGN) is DECLINED:
             self._push(table, keys, values, ASSIGN).result()
 
     @implements(Verbs.assign_async)
-    def assign_async(self, table: object, keys: Any = None, values: object = None) -> object:
+    def assign_async(self, table: object, keys: Keys = None, values: object = None) -> object:
         return self._push(table, keys, values, ASSIGN, keep=True)
 
     @implements(Verbs.delete)
-    def delete(self, table: Any, keys: Any = None) -> None:
+    def delete(self, table: TableLike | Pulls[T], keys: Keys = None) -> None:
         self.delete_async(table, keys).result()
 
     @implements(Verbs.delete_async)
-    def delete_async(self, table: object, keys: Any = None) -> object:
+    def delete_async(self, table: object, keys: Keys = None) -> object:
         if isinstance(table, Mapping):
             table, keys = {each: (of_table, None) for each, of_table in table.items()}, None
         return self._push(table, keys, None, DELETE, keep=True)
 
     @implements(Verbs.clear)
-    def clear(self, table: Any) -> None:
+    def clear(self, table: TableLike | Mapping[T, None]) -> None:
         self.clear_async(table).result()
 
     @implements(Verbs.clear_async)
@@ -291,16 +291,16 @@ class Client(Verbs):
         return self._push(table, None, EVERY, DELETE, keep=True)
 
     @implements(Verbs.push_pull)
-    def push_pull(self, table: object, keys: Any = None, values: object = None, out: Any = None) -> object:
+    def push_pull(self, table: object, keys: Keys = None, values: object = None, out: object = None) -> object:
         answer = self._push_plainly(table, keys, values, PUSH, answered=True, out=out)
         return self._push(table, keys, values, PUSH, True, out).result() if answer is DECLINED else answer
 
     @implements(Verbs.push_pull_async)
-    def push_pull_async(self, table: object, keys: Any = None, values: object = None, out: Any = None) -> object:
+    def push_pull_async(self, table: object, keys: Keys = None, values: object = None, out: object = None) -> object:
         return self._push(table, keys, values, PUSH, True, out, keep=True)
 
     @implements(Verbs.call)
-    def call(self, function: object, table: Any, /, keys: Any = None, **arguments: Any) -> object:
+    def call(self, function: object, table: TableLike | Pulls[T], /, keys: Keys = None, **arguments: object) -> object:
         if isinstance(table, Mapping):
             return {each: self.call(checked(function), each, some, **arguments) for each, some in table.items()}
         function, session = checked(function), self.session
@@ -315,7 +315,9 @@ class Client(Verbs):
                     session.meter.lap("push" if function.changes else "pull", session.now())
 
     @implements(Verbs.call_async)
-    def call_async(self, function: object, table: Any, /, keys: Any = None, **arguments: Any) -> object:
+    def call_async(
+        self, function: object, table: TableLike | Pulls[T], /, keys: Keys = None, **arguments: object
+    ) -> object:
         if isinstance(table, Mapping):
             pending = {
                 each: self.call_async(checked(function), each, some, **arguments) for each, some in table.items()
@@ -333,20 +335,22 @@ class Client(Verbs):
                 session.meter.lap("pull", session.now())
 
     @implements(Verbs.keys)
-    def keys(self, table: Any, shard: int | None = None) -> object:
+    def keys(self, table: TableLike | Mapping[T, int | None], shard: int | None = None) -> object:
         if isinstance(table, Mapping):
             return {each: self._scans.iterate(name_of(each), some) for each, some in table.items()}
         return self._scans.iterate(name_of(table), shard)
 
     @implements(Verbs.keys_async)
-    def keys_async(self, table: Any, shard: int | None = None) -> object:
+    def keys_async(self, table: TableLike | Mapping[T, int | None], shard: int | None = None) -> object:
         if isinstance(table, Mapping):
             return Pending.of_tables({each: self._scans.send(name_of(each), some) for each, some in table.items()})
         return self._scans.send(name_of(table), shard)
 
     # -- inside
 
-    def _pull(self, table: Any, keys: Keys, out: Any, certified: bool = False, keep: bool = False) -> Pending[Any]:
+    def _pull(
+        self, table: Any, keys: Keys, out: object, certified: bool = False, keep: bool = False
+    ) -> Pending[object]:
         """A pull on its way. With `keep`, the caller may change the keys before the answer is here."""
         several, session = isinstance(table, Mapping), self.session
         outs: Any = outs_of(out) if several else None
@@ -371,10 +375,10 @@ class Client(Verbs):
         values: object,
         rule: int,
         answered: bool = False,
-        out: Any = None,
+        out: object = None,
         keep: bool = False,
         rows: int | None = None,
-    ) -> Pending[Any]:
+    ) -> Pending[object]:
         several, session = isinstance(table, Mapping), self.session
         outs: Any = outs_of(out) if several else None
         with session.lock:
@@ -412,15 +416,15 @@ class Client(Verbs):
         pending = on_their_way(sent, prepared)
         return Pending.of_tables(dict(zip(table, pending, strict=True))) if several else pending[0]
 
-    def _rehearsed(self, table: Any, keys: Keys, out: Any, keep: bool) -> Pending[Any]:
+    def _rehearsed(self, table: Any, keys: Keys, out: object, keep: bool) -> Pending[object]:
         """What a push that is to be answered is in a rehearsal: a pull."""
         if isinstance(table, Mapping):
             table, keys = {each: named for each, (named, _) in table.items()}, None
         return self._pull(table, keys, out, keep=keep)
 
     def _push_plainly(
-        self, table: Any, keys: Keys, values: object, rule: int, answered: bool = False, out: Any = None
-    ) -> Any:
+        self, table: Any, keys: Keys, values: object, rule: int, answered: bool = False, out: object = None
+    ) -> object:
         """The result of a push whose caller waits, the plain way; DECLINED if it is not plain."""
         several = isinstance(table, Mapping)
         if self._rehearses or self.replays or not (several or type(table) is str or isinstance(table, Table)):
@@ -467,7 +471,7 @@ def nothing() -> None:
     """The result of pushes that are not answered."""
 
 
-def on_their_way(sent: list[SentCall], prepared: list[Prepared], certified: bool = False) -> list[Pending[Any]]:
+def on_their_way(sent: list[SentCall], prepared: list[Prepared], certified: bool = False) -> list[Pending[object]]:
     if not certified:
         return [Pending((call,), each.finish) for call, each in zip(sent, prepared, strict=True)]
     return [
@@ -491,7 +495,7 @@ def check_no_out(column: int | None, out: object) -> None:
         raise InputError("a pull of a sparse vector makes a new array: leave out= out")
 
 
-def in_column(route: TableRoute, keys: Keys, values: Any, column: int, rule: int) -> tuple[np.ndarray, np.ndarray]:
+def in_column(route: TableRoute, keys: Keys, values: object, column: int, rule: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys, and whole rows that add values to a column, and zero to the others."""
     spec = route.spec
     if rule not in (PUSH, ADD):

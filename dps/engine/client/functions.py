@@ -20,7 +20,7 @@ import random
 import struct
 import time
 from collections.abc import Container, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -92,7 +92,7 @@ class Running:
     stamp: Header
     asked: set[int]  # shards whose effect does not count yet, as far as the client knows, and is not prepared
     prepared: list[RunOfShards] = dataclasses.field(default_factory=list)  # their effects wait for COMMIT, or may
-    values: dict[int, Any] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
+    values: dict[int, object] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
     shortened: bool = False  # the message has hashes in place of content
     sent: list[SentRun] = dataclasses.field(default_factory=list)  # requests on their way, before answers are taken
     error: DPSError | None = None  # the error that ended the call
@@ -103,7 +103,7 @@ class SentFunction(SentCall):
 
     __slots__ = ("arguments", "running")
 
-    def __init__(self, sender: FunctionCaller, running: Running, arguments: Mapping[str, Any]):
+    def __init__(self, sender: FunctionCaller, running: Running, arguments: Mapping[str, object]):
         super().__init__(sender, "pull", [request for _, request in running.sent])
         self.running, self.arguments = running, arguments
 
@@ -121,10 +121,10 @@ class FunctionCaller:
         function: Function,
         table: str,
         keys: Keys,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         rehearses: bool = False,
         replays: bool = False,
-    ) -> Any:
+    ) -> object:
         """Run a function on rows of a table; its merged result. See :meth:`dps.Client.call`.
 
         With `rehearses`, what it changes is dropped. With `replays`, an earlier attempt has made the call: servers give
@@ -134,7 +134,7 @@ class FunctionCaller:
         self._carry_out(running, arguments, rehearses and function.changes, self._deadline(None))
         return self._merged(running, arguments)
 
-    def send(self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any]) -> Pending[Any]:
+    def send(self, function: Function, table: str, keys: Keys, arguments: Mapping[str, object]) -> Pending[object]:
         running = self._begin(function, table, keys, arguments, replays=False)
         # A server that is not reached is asked again when the result is wanted.
         with contextlib.suppress(DataLostError, *RETRIED):
@@ -170,12 +170,12 @@ class FunctionCaller:
         session = self._session
         return session.now() + (session.patience + GRACE_SECONDS if timeout is None else timeout)
 
-    def _merged(self, running: Running, arguments: Mapping[str, Any]) -> Any:
+    def _merged(self, running: Running, arguments: Mapping[str, object]) -> object:
         parts = [running.values[shard] for shard in running.named.shards]
         return running.function.merged(parts, arguments)
 
     def _begin(
-        self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any], replays: bool
+        self, function: Function, table: str, keys: Keys, arguments: Mapping[str, object], replays: bool
     ) -> Running:
         """A call of which nothing is sent yet."""
         session = self._session
@@ -208,10 +208,10 @@ class FunctionCaller:
         return Running(function, route, named, message, stamp, set(named.shards), shortened=shortened)
 
     @staticmethod
-    def _encoded(function: Function, arguments: Mapping[str, Any], known: Container[bytes]) -> bytes:
+    def _encoded(function: Function, arguments: Mapping[str, object], known: Container[bytes]) -> bytes:
         return encode_values(dict(arguments), f"the arguments of function {function.name!r}", known)
 
-    def _note(self, arguments: Mapping[str, Any]) -> None:
+    def _note(self, arguments: Mapping[str, object]) -> None:
         """The call has succeeded: its servers know all that was in it."""
         for each in arguments.values():
             if type(each) is Remembered and each.key not in self._known:
@@ -226,7 +226,7 @@ class FunctionCaller:
         secret = self._session.ticket.secret.encode()
         return int.from_bytes(hashlib.blake2b(place, key=secret[:64], digest_size=8).digest(), "little") >> 2
 
-    def _carry_out(self, running: Running, arguments: Mapping[str, Any], rehearses: bool, deadline: float) -> None:
+    def _carry_out(self, running: Running, arguments: Mapping[str, object], rehearses: bool, deadline: float) -> None:
         session = self._session
         pause = BACK_OFF_SECONDS[0]
         while running.asked or running.prepared:

@@ -117,7 +117,7 @@ def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) ->
     return _as_rows(values, shape, count, RowForm(f"table {spec.name!r}", spec.dim, spec.dtype, spec.finite))
 
 
-def of_named_columns(values: Mapping[str, Any], shape: tuple[int, ...], count: int, spec: TableSpec) -> np.ndarray:
+def of_named_columns(values: Mapping[str, object], shape: tuple[int, ...], count: int, spec: TableSpec) -> np.ndarray:
     """The values of all columns of a table, given by name, side by side: [count, dim]."""
     columns = spec.columns
     if not columns:

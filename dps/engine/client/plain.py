@@ -73,14 +73,14 @@ class PlainCalls:
         self._moving: tuple[float, Channel, int] | None = None
         self._until = 0.0
 
-    def pull(self, name: str, keys: Keys, out: object) -> Any:
+    def pull(self, name: str, keys: Keys, out: object) -> object:
         table = self._known(name)
         if table is None:
             return DECLINED
         made = self._make([table], [(table.wires, table.terms.pull, keys, None, out)])
         return made if made is DECLINED else made[0]
 
-    def push(self, name: str, keys: Keys, values: object, rule: int, answered: bool, out: object) -> Any:
+    def push(self, name: str, keys: Keys, values: object, rule: int, answered: bool, out: object) -> object:
         """The new values or, where they are not `answered`, None."""
         table = self._known(name)
         terms = None if table is None else self._terms(table, rule, answered)
@@ -89,7 +89,7 @@ class PlainCalls:
         made = self._make([table], [(table.wires, terms, keys, beside(table, keys, values), out)])
         return made if made is DECLINED else made[0]
 
-    def pull_several(self, wanted: Mapping[T, Keys], outs: Mapping[T, object]) -> Any:
+    def pull_several(self, wanted: Mapping[T, Keys], outs: Mapping[object, object]) -> object:
         tables: list[PlainTable] = []
         asked: list[Asked] = []
         for each, keys in wanted.items():
@@ -102,8 +102,8 @@ class PlainCalls:
         return made if made is DECLINED else dict(zip(wanted, made, strict=True))
 
     def push_several(
-        self, changes: Mapping[T, tuple[Keys, object]], rule: int, answered: bool, outs: Mapping[T, object]
-    ) -> Any:
+        self, changes: Mapping[T, tuple[Keys, object]], rule: int, answered: bool, outs: Mapping[object, object]
+    ) -> object:
         tables: list[PlainTable] = []
         asked: list[Asked] = []
         for each, (keys, values) in changes.items():
@@ -155,7 +155,7 @@ class PlainCalls:
             raise
         return self._go_on(tables) if answer is OPEN else answer
 
-    def _go_on(self, tables: list[PlainTable]) -> list[Any]:
+    def _go_on(self, tables: list[PlainTable]) -> list[np.ndarray | None]:
         """Let the parts of calls that are not done go on over the channels, and wait for them."""
         session, exchange = self._session, self._exchange
         calls, arrived = exchange.give_away(), []

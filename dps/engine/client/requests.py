@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from dps.engine.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.engine.client.origin import Origin
-from dps.engine.client.verbs import Keys, Outs, T
+from dps.engine.client.verbs import Keys
 from dps.engine.core.blocks import empty
 from dps.engine.core.requests import call as core
 from dps.engine.core.requests.form import Form
@@ -200,7 +200,7 @@ def weight_of(spec: TableSpec, rows: object, clocked: bool) -> int:
     return int(rows)
 
 
-def outs_of(out: np.ndarray | Outs[T]) -> Mapping[T, np.ndarray]:
+def outs_of(out: Any) -> Mapping[object, np.ndarray]:
     if isinstance(out, np.ndarray):
         raise InputError("out of several tables is a mapping {table: array}, as the tables are")
     return out or {}

@@ -180,10 +180,10 @@ class Table:
     def delete_async(self, keys: Keys) -> Pending[None]:
         return self._client().delete_async(self.name, keys)
 
-    def call(self, function: Function, /, keys: Keys = None, **arguments: Any) -> Any:
+    def call(self, function: Function, /, keys: Keys = None, **arguments: object) -> Any:
         return self._client().call(function, self.name, keys=keys, **arguments)
 
-    def call_async(self, function: Function, /, keys: Keys = None, **arguments: Any) -> Pending[Any]:
+    def call_async(self, function: Function, /, keys: Keys = None, **arguments: object) -> Pending[Any]:
         return self._client().call_async(function, self.name, keys=keys, **arguments)
 
     # All rows of a table are deleted by `clear` only, so a handle's `delete` has to name keys; and `call` has the
@@ -212,7 +212,7 @@ class TableKeys(NamedTuple):
     column: int | None = None
 
 
-def place_of(table: Any, keys: Keys) -> TableKeys:
+def place_of(table: TableLike, keys: Keys) -> TableKeys:
     """Where the rows are; also those of a vector on the servers, which is a part of a table."""
     if hasattr(table, "__dps_rows__"):
         return TableKeys(*table.__dps_rows__(keys))

@@ -38,14 +38,14 @@ class TableHandle(Protocol):
 
 TableLike: TypeAlias = "str | TableHandle"
 Keys: TypeAlias = "npt.ArrayLike | slice | Sparse | None"
-Values: TypeAlias = "npt.ArrayLike | Sparse | Mapping[str, Any] | None"
+Values: TypeAlias = "npt.ArrayLike | Sparse | Mapping[str, npt.ArrayLike | Sparse] | None"
 T = TypeVar("T", bound="TableLike")
 Pulls: TypeAlias = "Mapping[T, Keys]"
 Changes: TypeAlias = "Mapping[T, tuple[Keys, Values]]"
 Outs: TypeAlias = "Mapping[T, np.ndarray] | None"
 Certified: TypeAlias = tuple[np.ndarray, Certificate]
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class Verbs:
@@ -301,7 +301,7 @@ class Verbs:
         """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
         return self._calls.push_pull_async(table, keys, values, out)
 
-    def call(self, function: Function, table: TableLike | Pulls[T], /, keys: Keys = None, **arguments: Any) -> Any:
+    def call(self, function: Function, table: TableLike | Pulls[T], /, keys: Keys = None, **arguments: object) -> Any:
         """Run a function on rows of a table, on the servers that have them.
 
         The effect of a function that changes rows counts once, as a push does, also where the task of its trainer is
@@ -347,7 +347,7 @@ class Verbs:
         return self._calls.call(function, table, keys, **arguments)
 
     def call_async(
-        self, function: Function, table: TableLike | Pulls[T], /, keys: Keys = None, **arguments: Any
+        self, function: Function, table: TableLike | Pulls[T], /, keys: Keys = None, **arguments: object
     ) -> Pending[Any]:
         """As :meth:`call`, but return once the requests are written; ``.result()`` waits for the merged results.
 
@@ -440,7 +440,7 @@ class MergingVerbs(Verbs):
         """Let rows become the minimum of what they are and of values; merged and sent as in :meth:`increment`."""
         self._merge("minimum", table, keys, values)
 
-    def _merge(self, how: str, table: Any, keys: Keys, values: Values) -> None:
+    def _merge(self, how: str, table: TableLike | Changes[T], keys: Keys, values: Values) -> None:
         """Keep values of a table, or of several, until the next tick."""
         raise NotImplementedError
 

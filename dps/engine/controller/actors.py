@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.protocol import Serialized, deserialize
 from distributed.protocol.pickle import loads
@@ -28,6 +28,10 @@ from dps.engine.daskapi.cordon import Cordon, client_of
 from dps.engine.daskapi.processes import VERSIONS_REQUEST, check_versions, own_security, own_version, version_in
 from dps.engine.wire.handshake import new_nonce
 from dps.errors import DPSError, ServerGoneError
+
+if TYPE_CHECKING:
+    from dps.engine.daskapi.protocols import DaskScheduler
+    from dps.engine.state.recipes import Description
 
 __all__ = ["ServerActors"]
 
@@ -53,7 +57,7 @@ class ServerActors:
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: DaskScheduler,
         cordon: Cordon,
         membership: Membership,
         actor: type,
@@ -129,7 +133,7 @@ class ServerActors:
             await asyncio.wait(working, timeout=config.seconds("start"))
         self._workers.leave(self.servers())
 
-    async def add_table(self, fields: dict[str, Any], exist_ok: bool, free: Iterable[str]) -> dict[str, Any]:
+    async def add_table(self, fields: Description, exist_ok: bool, free: Iterable[str]) -> Description:
         return await self.executor.run(self.tables.add(fields, exist_ok, free))
 
     async def drop_table(self, name: str) -> None:
@@ -152,12 +156,12 @@ class ServerActors:
                 logger.log(level, "parameter server %r: %r failed: %s", self.session, method, answer)
         return {s.number: a for s, a in zip(servers, answers, strict=True) if not isinstance(a, BaseException)}
 
-    async def call_number(self, number: int, method: str, *args: object) -> Any:
+    async def call_number(self, number: int, method: str, *args: object) -> object:
         if number not in self.membership.servers:
             raise ServerGoneError(f"server {number} was lost meanwhile")
         return await self.call(self.membership.servers[number], method, *args)
 
-    async def call(self, server: ServerRecord, method: str, *args: object) -> Any:
+    async def call(self, server: ServerRecord, method: str, *args: object) -> object:
         where, setting = f"server {server.number} on {server.worker}", TIMEOUT_SETTINGS.get(method, "request")
         patience = config.seconds(setting)
         try:
@@ -186,7 +190,7 @@ class DaskWorkers:
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: DaskScheduler,
         cordon: Cordon,
         membership: Membership,
         actor: type,
@@ -276,7 +280,7 @@ class DaskWorkers:
         check_versions(versions)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """The value of an answer, which the scheduler leaves serialized because it usually passes it on."""
     return deserialize(value.header, value.frames) if isinstance(value, Serialized) else getattr(value, "data", value)
 

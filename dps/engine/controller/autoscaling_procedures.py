@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -39,7 +39,7 @@ class ScalableServers(Protocol):
 
     def spares(self) -> list[str]: ...
 
-    def scale(self, servers: int) -> Any:
+    def scale(self, servers: int) -> object:
         """It may wait."""
         ...
 

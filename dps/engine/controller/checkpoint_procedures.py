@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -69,6 +69,9 @@ from dps.errors import (
     RequestTimeoutError,
     ServerGoneError,
 )
+
+if TYPE_CHECKING:
+    from dps.engine.state.recipes import Description
 
 __all__ = ["CheckpointProcedures"]
 
@@ -352,7 +355,7 @@ class CheckpointProcedures:
         known = checkpoint.metadata.get("session") == self.session
         origins: Origins = yield InEndpoint(self.origins, (known, saved))
         load = lambda n, shards: (n, store.url, checkpoint.name, shards, tuple(origins), storage_options)  # noqa: E731
-        made: list[tuple[dict[str, Any], list[Place]]] = []
+        made: list[tuple[Description, list[Place]]] = []
         try:
             for table in tables:
                 fields = checkpoint.tables[table].to_dict()

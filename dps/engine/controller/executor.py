@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dps.engine.controller.procedures import (
     Acquire,
@@ -35,7 +35,7 @@ class Executor:
 
     def __init__(
         self,
-        in_endpoint: Callable[..., Awaitable[Any]],
+        in_endpoint: Callable[..., Awaitable[object]],
         call: Callable[..., Awaitable[object]] | None = None,
         call_all: Callable[..., Awaitable[dict[int, object]]] | None = None,
     ):
@@ -56,7 +56,7 @@ class Executor:
             except BaseException as error:  # the procedure decides what becomes of it, cancellations included
                 result, failure = None, error
 
-    async def _carry_out(self, instruction: Instruction) -> Any:
+    async def _carry_out(self, instruction: Instruction) -> object:
         match instruction:
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
@@ -83,7 +83,7 @@ class Executor:
         return None
 
 
-async def in_thread(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+async def in_thread(function: Callable[..., Result], *args: object, **kwargs: object) -> Result:
     """Run a function that waits for disks or networks in a thread of its own, so that the scheduler's loop goes on."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)

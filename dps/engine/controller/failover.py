@@ -32,7 +32,7 @@ import collections
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dps import config
 from dps.engine.coordination.liveness import Liveness
@@ -69,6 +69,9 @@ from dps.engine.wire.messages import (
 )
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.errors import InputError, ProtocolError, ServerGoneError, TooFewWorkersError
+
+if TYPE_CHECKING:
+    from dps.engine.state.recipes import Description
 
 __all__ = ["TICK_SECONDS", "Membership", "ServerRecord"]
 
@@ -152,7 +155,7 @@ class Membership:
         self._on_report = on_report
         self._on_primary = on_primary
         self.servers: dict[int, ServerRecord] = {}
-        self.specs: dict[str, dict[str, Any]] = {}
+        self.specs: dict[str, Description] = {}
         self.functions: dict[str, bytes] = {}  # functions of users, by their numbers; all ready servers have them
         self.places: dict[str, list[Place]] = {}
         self.epoch = 0
@@ -196,7 +199,7 @@ class Membership:
             server.connection.party = None
             server.connection.transport.close()
 
-    def add_table(self, spec: dict[str, Any]) -> list[Place]:
+    def add_table(self, spec: Description) -> list[Place]:
         """Places for the shards of a new table; `publish_tables` makes them known once the servers have the table."""
         up = [n for n, server in sorted(self.servers.items()) if server.takes_replicas]
         if spec["copies"] > len(up):
@@ -206,7 +209,7 @@ class Membership:
             )
         return list(place(spec["shards"], up, spec["copies"], self.epoch + 1))
 
-    def publish_tables(self, made: list[tuple[dict[str, Any], list[Place]]]) -> None:
+    def publish_tables(self, made: list[tuple[Description, list[Place]]]) -> None:
         """Make tables known, all or none. A server that is not ready any more is in no chain of them.
 
         Raises ServerGoneError if a shard has no server left: the one that was to hold it was lost meanwhile.
@@ -223,7 +226,7 @@ class Membership:
             self.places[spec["name"]] = places
         self._publish()
 
-    def drop_table(self, name: str) -> dict[str, Any] | None:
+    def drop_table(self, name: str) -> Description | None:
         self.places.pop(name, None)
         self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
         self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}

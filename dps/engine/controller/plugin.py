@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from distributed import Scheduler
@@ -97,7 +97,7 @@ class Sessions(Mapping[str, Session]):
             raise ClosedError(f"there is no parameter server named {name!r} in this cluster; there are: {known}")
         return session
 
-    async def call(self, verb: str, name: str, fields: dict[str, Any]) -> object:
+    async def call(self, verb: str, name: str, fields: dict[str, object]) -> object:
         if verb in SESSION_VERBS:
             return await SESSION_VERBS[verb](self.session(name), **fields)
         if verb in self._verbs:
@@ -361,7 +361,7 @@ class Controller(SchedulerPlugin):
         if self.surfaces is not None:
             self.surfaces.install(self)
 
-    async def _call(self, verb: str, name: str, fields: dict[str, Any]) -> object:
+    async def _call(self, verb: str, name: str, fields: dict[str, object]) -> object:
         return await self.sessions.call(verb, name, fields)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:

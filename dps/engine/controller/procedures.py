@@ -74,7 +74,7 @@ class Sleep:
 class InEndpoint:
     """Run a function in the endpoint's thread, which owns the membership and the runs; its result."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     args: tuple[object, ...] = ()
 
 
@@ -82,7 +82,7 @@ class InEndpoint:
 class OnDisk:
     """Run a function that waits for disks or networks; its result."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     args: tuple[object, ...] = ()
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
@@ -157,7 +157,7 @@ def holding(locks: Sequence[Lock], procedure: Procedure[Result]) -> Procedure[Re
             lock.release()
 
 
-def raised(results: list[Any]) -> list[Any]:
+def raised(results: list[Result]) -> list[Result]:
     """The results, if none of them is an error; a damaged checkpoint is raised before any other error."""
     errors = [result for result in results if isinstance(result, BaseException)]
     for error in sorted(errors, key=lambda error: not isinstance(error, CheckpointError)):

@@ -45,7 +45,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -85,6 +85,9 @@ from dps.errors import (
     StoppedError,
     TrainerLostError,
 )
+
+if TYPE_CHECKING:
+    from dps.engine.daskapi.protocols import DaskTask
 
 __all__ = ["Run", "Runs"]
 
@@ -129,8 +132,8 @@ class Runs:
         now: Callable[[], float] = time.monotonic,
         *,
         note: Note = _log_event,
-        task_of: Callable[[Any], tuple[object, int] | None] = lambda key: None,
-        at_work: Callable[[Any], bool] = lambda life: False,
+        task_of: Callable[[Any], tuple[DaskTask, int] | None] = lambda key: None,
+        at_work: Callable[[DaskTask], bool] = lambda life: False,
     ):
         self.session, self.now = session, now
         self.patience, self.rejoin = config.seconds("clock"), config.seconds("rejoin")

@@ -113,7 +113,7 @@ class ServerProcedures:
         tables_change: Lock,
         key: str,
         clock: Callable[[], float],
-        current_task: Callable[[], Any],
+        current_task: Callable[[], object],
         start_poll: float = START_POLL_SECONDS,
     ):
         self.membership = membership

@@ -13,7 +13,7 @@ What holds, and why:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dps.engine.controller.failover import Membership, ServerRecord
 from dps.engine.controller.procedures import (
@@ -30,6 +30,9 @@ from dps.engine.controller.procedures import (
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
 from dps.errors import NameInUseError, UnknownTableError
+
+if TYPE_CHECKING:
+    from dps.engine.state.recipes import Description
 
 __all__ = ["TableProcedures"]
 
@@ -53,9 +56,7 @@ class TableProcedures:
         self._tables_change = tables_change
         self._new_id = new_id
 
-    def add(
-        self, fields: Mapping[str, Any], exist_ok: bool = False, free: Iterable[str] = ()
-    ) -> Procedure[dict[str, Any]]:
+    def add(self, fields: Description, exist_ok: bool = False, free: Iterable[str] = ()) -> Procedure[Description]:
         """Make a table on all servers, then publish it, so that a client never sees a part of one. Returns its fields.
 
         With `exist_ok`, an existing table is returned if it has the same fields; fields in `free`, which the caller
@@ -63,7 +64,7 @@ class TableProcedures:
         """
         return holding([self._tables_change], self._add(fields, exist_ok, free))
 
-    def _add(self, fields: Mapping[str, Any], exist_ok: bool, free: Iterable[str]) -> Procedure[dict[str, Any]]:
+    def _add(self, fields: Description, exist_ok: bool, free: Iterable[str]) -> Procedure[Description]:
         if fields["name"] in self.membership.specs:
             there = self.membership.specs[fields["name"]]
             check_same_table(self.membership.session, there, fields, exist_ok, free)
@@ -74,7 +75,7 @@ class TableProcedures:
         return spec
 
     def make(
-        self, fields: Mapping[str, Any], loading: Callable[[int, list[int]], tuple[object, ...]] | None = None
+        self, fields: Description, loading: Callable[[int, list[int]], tuple[object, ...]] | None = None
     ) -> Procedure[tuple[dict[str, object], list[Place]]]:
         """Make a table on all servers under a new number, without publishing it; its fields, and its shards' places.
 
@@ -98,7 +99,7 @@ class TableProcedures:
                 server.missed.append(("create_table", (spec, [])))
         return spec, places
 
-    def publish(self, made: list[tuple[dict[str, Any], list[Place]]]) -> Procedure[None]:
+    def publish(self, made: list[tuple[Description, list[Place]]]) -> Procedure[None]:
         """Make tables known that the servers have: all, or after a failure none."""
         try:
             yield InEndpoint(self.membership.publish_tables, (made,))

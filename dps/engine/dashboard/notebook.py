@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 from dask.widgets import TEMPLATE_PATHS, get_environment
@@ -77,7 +77,7 @@ class ClocksView(list[RunStatus]):
         return clocks_html(*self)
 
 
-class CheckpointView(dict[str, Any]):
+class CheckpointView(dict[str, object]):
     """The manifest of one checkpoint, in short."""
 
     def _repr_html_(self) -> str:

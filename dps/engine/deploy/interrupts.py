@@ -11,9 +11,12 @@ the environment variables of the nanny are set in the new process.
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["dask_setup", "ignoring_interrupts"]
 
@@ -23,7 +26,7 @@ def dask_setup(worker: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def ignoring_interrupts(options: dict[str, Any]) -> dict[str, list]:
+def ignoring_interrupts(options: Mapping[str, Any]) -> dict[str, list]:
     """The preload options for a nanny: the given ones, or those of Dask's configuration, and this module."""
     preload = options.get("preload", dask.config.get("distributed.worker.preload"))
     argv = options.get("preload_argv", dask.config.get("distributed.worker.preload-argv"))

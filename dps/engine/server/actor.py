@@ -112,7 +112,7 @@ class Server:
     def complete(self) -> None:
         self.endpoint.call(self.checkpoint_writer.complete)
 
-    def save(self, url: str, name: str, storage_options: dict[str, Any]) -> None:
+    def save(self, url: str, name: str, storage_options: dict[str, object]) -> None:
         self.checkpoint_writer.save(url, name, storage_options)
 
     def saved(self) -> bytes:
@@ -130,7 +130,7 @@ class Server:
         name: str,
         shards: list[int],
         origins: tuple[Any, ...],
-        storage_options: dict[str, Any],
+        storage_options: dict[str, object],
     ) -> None:
         """Fill the replicas of a new table, which no client can see yet, from a checkpoint."""
         replicas = self.role.tables[table].replicas

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 class Carrier(Protocol):
     """Runs dps's own work beside the endpoint's loop."""
 
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+    def run(self, work: Callable[[], object], seconds: float, done: Callable[[Outcome], None]) -> None:
         """Have `work` called; `done` is called with its outcome in the endpoint's thread.
 
         RuntimeError if there are too many threads.
@@ -42,11 +42,11 @@ class BesideThread:
 
     def __init__(self, endpoint: Endpoint, name: str):
         self._endpoint, self._name = endpoint, name
-        self._jobs: collections.deque[tuple[Callable[[], Any], Callable[[Outcome], None]]] = collections.deque()
+        self._jobs: collections.deque[tuple[Callable[[], object], Callable[[Outcome], None]]] = collections.deque()
         self._works = False
         self._lock = threading.Lock()  # guards the jobs, and whether the thread works
 
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+    def run(self, work: Callable[[], object], seconds: float, done: Callable[[Outcome], None]) -> None:
         with self._lock:
             if not self._works:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()

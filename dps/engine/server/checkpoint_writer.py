@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from dps.engine.checkpoints.shard_file import FileRecord, write_shard
 from dps.engine.server.replicas import Replica
@@ -20,7 +20,15 @@ from dps.engine.server.requests import ServerRole
 from dps.engine.wire.endpoint import Endpoint
 from dps.errors import CheckpointError, DPSError, MovedError
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from dps.engine.checkpoints.shard_file import Piece
+    from dps.engine.state.snapshot import Cut
+
 __all__ = ["CheckpointWriter", "Writing", "WritingThread"]
+
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +120,7 @@ class CheckpointWriter:
 
     # -- in the actor's thread
 
-    def save(self, url: str, name: str, storage_options: dict[str, Any]) -> None:
+    def save(self, url: str, name: str, storage_options: dict[str, object]) -> None:
         """Begin to write the cuts into the checkpoint `name`; `saved` says when they are written."""
         self.wait_for_writing()
 
@@ -164,7 +172,7 @@ class Writing(abc.ABC):
     A subclass says what carries it out: it calls :meth:`work`, and reads the pieces of cuts between two requests.
     """
 
-    def __init__(self, number: int, replicas: list[Replica], write: Callable[[Replica, Any], FileRecord]):
+    def __init__(self, number: int, replicas: list[Replica], write: Callable[[Replica, Writing], FileRecord]):
         self.number, self.replicas, self.write = number, replicas, write
         self.files: list[FileRecord] = []
         self.error: DPSError | None = None
@@ -180,10 +188,10 @@ class Writing(abc.ABC):
             self.error = CheckpointError(f"server {self.number} could not write: {error!r:.500}")
 
     @abc.abstractmethod
-    def pieces(self, cut: Any) -> Iterator[Any]: ...
+    def pieces(self, cut: Cut) -> Iterator[Piece]: ...
 
     @abc.abstractmethod
-    def wait(self, function: Callable[..., Any], *args: Any) -> Any:
+    def wait(self, function: Callable[..., R], *args: object) -> R:
         """Run a function in the endpoint's thread, and wait for its result."""
 
     @abc.abstractmethod
@@ -204,7 +212,7 @@ class WritingThread(Writing):
         role: ServerRole,
         endpoint: Endpoint,
         replicas: list[Replica],
-        write: Callable[[Replica, Any], FileRecord],
+        write: Callable[[Replica, Writing], FileRecord],
     ):
         super().__init__(role.number, replicas, write)
         self.role, self.endpoint = role, endpoint
@@ -223,7 +231,7 @@ class WritingThread(Writing):
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
-    def pieces(self, cut: Any) -> Iterator[Any]:
+    def pieces(self, cut: Cut) -> Iterator[Piece]:
         cut.fetch_keys()
         pieces = cut.pieces(PIECE_BYTES)
         future = self.endpoint.submit(self._next, pieces)
@@ -232,7 +240,7 @@ class WritingThread(Writing):
             yield piece
             self._throttle()
 
-    def _next(self, pieces: Iterator[Any]) -> Any:
+    def _next(self, pieces: Iterator[Piece]) -> Piece | None:
         """The next piece; runs in the endpoint's thread, and counts the CPU time that it takes."""
         began = time.thread_time()
         piece = next(pieces, None)
@@ -254,10 +262,10 @@ class WritingThread(Writing):
             due = now  # no client waits, so writing goes on at full speed
         self._rested, self._spent = max(due, time.monotonic()), spent  # a rest cut short at its maximum is still due
 
-    def wait(self, function: Callable[..., Any], *args: Any) -> Any:
+    def wait(self, function: Callable[..., R], *args: object) -> R:
         return self._result(self.endpoint.submit(function, *args))
 
-    def _result(self, future: Any) -> Any:
+    def _result(self, future: Future[R]) -> R:
         while True:
             if self.stop:
                 future.cancel()

@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from dps.engine.functions.definition import opened
+from dps.engine.functions.definition import Part, opened
 from dps.engine.server.function_exchange import (
     KEPT_BYTES,
     EffectPlaces,
@@ -58,7 +57,7 @@ class FunctionChild:
 
     def __init__(self, memory: int):
         self._memory = memory
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[str, Part] = {}
         self._specs: dict[int, TableSpec] = {}
         self._given: Pages | None = None
         self._made: Pages | None = None
@@ -100,7 +99,7 @@ class FunctionChild:
             limit_addresses(0)
         return FunctionAnswer(error=encode_error(told))
 
-    def _run(self, part: Callable[..., Any], request: FunctionRequest) -> FunctionAnswer:
+    def _run(self, part: Part, request: FunctionRequest) -> FunctionAnswer:
         given, made = self._given, self._made
         assert given is not None
         assert made is not None

@@ -14,7 +14,7 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.function_work import FunctionWork
@@ -41,11 +41,17 @@ class Runner(Protocol):
         """End the thread. Outcomes are dropped from now on."""
 
 
+class TimerHandle(Protocol):
+    """What stops a call that was to come later."""
+
+    def cancel(self) -> object: ...
+
+
 class Submitting(Protocol):
     """What a thread needs of its endpoint: see :class:`dps.engine.wire.endpoint.Endpoint`."""
 
-    def submit(self, function: Callable[..., Any], *args: object) -> object: ...
-    def later(self, seconds: float, function: Callable[..., object], *args: object) -> Any: ...
+    def submit(self, function: Callable[..., object], *args: object) -> object: ...
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> TimerHandle: ...
 
 
 class TimeIsOver(BaseException):
@@ -53,9 +59,9 @@ class TimeIsOver(BaseException):
 
 
 class Job:
-    def __init__(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]):
+    def __init__(self, work: Callable[[], object], seconds: float, done: Callable[[Outcome], None]):
         self.work, self.seconds, self.done = work, seconds, done
-        self.timer: Any = None
+        self.timer: TimerHandle
         self.over = False  # its outcome was passed on, or is dropped
         self._interrupted = False
         self._thread: int | None = None  # in which it runs
@@ -93,7 +99,7 @@ class FunctionThread:
         self._abandoned: list[threading.Thread] = []
         self._closed = False
 
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+    def run(self, work: Callable[[], object], seconds: float, done: Callable[[Outcome], None]) -> None:
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         if len(self._abandoned) >= MAX_ABANDONED:
             done(Outcome(None, too_many(len(self._abandoned))))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from dps.engine.functions.definition import Part
 from dps.engine.functions.rows import Effect, Rows
 from dps.engine.state.ops import Selected, TableSpec
 from dps.engine.wire.messages import FunctionCall, PartAnswer
@@ -68,7 +69,7 @@ class FunctionWork(Generic[R]):
 
     def __init__(
         self,
-        part: Callable[..., Any],
+        part: Part,
         call: FunctionCall,
         replicas: Sequence[R],
         selections: list[Selected],
@@ -85,7 +86,7 @@ class FunctionWork(Generic[R]):
             for replica, selection in zip(replicas, selections, strict=True)
         ]
         self._part = part
-        self._decoded: dict[str, Any] | None = None  # for the first part; each has arguments of its own
+        self._decoded: dict[str, object] | None = None  # for the first part; each has arguments of its own
 
     @property
     def nbytes(self) -> int:

@@ -46,7 +46,7 @@ import numpy as np
 
 from dps import config
 from dps.engine.core.requests.forwards import Forwards, OwedAnswer
-from dps.engine.functions.definition import opened
+from dps.engine.functions.definition import Part, opened
 from dps.engine.functions.rows import Effect
 from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.changes import Changes
@@ -174,7 +174,7 @@ class FunctionCalls:
 
     def __init__(self, owner: Owner, runner: Runner):
         self._owner, self._runner = owner, runner
-        self._functions: dict[str, tuple[Callable[..., Any], bool]] = {}
+        self._functions: dict[str, tuple[Part, bool]] = {}
         self._codes: dict[str, bytes] = {}  # of functions of users
         self.holds: set[Hold] = set()
         self._prepared: dict[tuple[int, ...], Hold] = {}
@@ -282,7 +282,7 @@ class FunctionCalls:
 
     # -- inside
 
-    def _function(self, identity: str) -> tuple[Callable[..., Any], bool]:
+    def _function(self, identity: str) -> tuple[Part, bool]:
         if identity not in self._functions:
             self.add(identity, b"")  # a function of dps itself, or none
         return self._functions[identity]
@@ -460,7 +460,7 @@ class FunctionCalls:
 class Direct:
     """Runs work at once, in the endpoint's thread, because the way to another thread and back would take longer."""
 
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+    def run(self, work: Callable[[], object], seconds: float, done: Callable[[Outcome], None]) -> None:
         try:
             outcome = Outcome(work(), None)
         except Exception as error:

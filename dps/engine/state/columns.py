@@ -167,7 +167,7 @@ class ColumnLayout(Mapping[str, slice]):
         return {name: each[..., 0] if each.shape[-1] == 1 else each for name, each in wholes.items()}
 
 
-def _names(value: Any, label: str, default: object) -> tuple[str, ...]:
+def _names(value: Iterable[str], label: str, default: object) -> tuple[str, ...]:
     names = tuple(value)
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
@@ -177,13 +177,15 @@ def _names(value: Any, label: str, default: object) -> tuple[str, ...]:
     return names
 
 
-def _dims(value: Any, label: str, default: object) -> tuple[int, ...]:
+def _dims(value: Iterable[object], label: str, default: object) -> tuple[int, ...]:
     check = number(least=1, most=MAX_DIM, whole=True).metadata["convert"]
     return tuple(check(each, label, default) for each in value)
 
 
-def _recipes(from_dict: Callable[[Mapping[str, object]], R]) -> Callable[[Any, str, object], tuple[R, ...]]:
-    def convert(value: Any, label: str, default: object) -> tuple[R, ...]:
+def _recipes(
+    from_dict: Callable[[Mapping[str, object]], R],
+) -> Callable[[Iterable[R | Mapping[str, object]], str, object], tuple[R, ...]]:
+    def convert(value: Iterable[R | Mapping[str, object]], label: str, default: object) -> tuple[R, ...]:
         return tuple(from_dict(each) if isinstance(each, Mapping) else each for each in value)
 
     return convert

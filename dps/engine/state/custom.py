@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from dataclasses import field
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 import numpy as np
@@ -25,10 +25,13 @@ from dps.engine.state.recipes import Description, Recipe
 from dps.engine.state.user_code import UserCode, add_code, last_lines, opened, packed
 from dps.errors import FunctionError, InputError, InputTypeError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = ["Custom", "custom"]
 
 
-def _as_tuple(value: Any, label: str, default: object) -> tuple[str, ...]:
+def _as_tuple(value: Iterable[str], label: str, default: object) -> tuple[str, ...]:
     return tuple(value)
 
 
@@ -59,7 +62,7 @@ class Custom(Optimizer):
     """
 
     class_name: str
-    parameters: dict[str, Any] = field(hash=False)
+    parameters: dict[str, object] = field(hash=False)
     columns: int
     first: float
     merging: str
@@ -187,7 +190,7 @@ class _Pickler(cloudpickle.CloudPickler):
     the sentinels by which a dataclass knows its fields.
     """
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         if not (isinstance(obj, type) and issubclass(obj, Optimizer)) or is_of_dps(obj):
             return super().reducer_override(obj)
         names = {each.name for each in dataclasses.fields(obj)} & inspect.get_annotations(obj).keys()
@@ -202,21 +205,21 @@ def _generated() -> frozenset[str]:
     return frozenset(vars(type("Empty", (Optimizer,), {}))) | {"__annotations__"}
 
 
-def _new_class(name: str, bases: tuple[type, ...], defaults: dict[str, Any]) -> type:
+def _new_class(name: str, bases: tuple[type, ...], defaults: dict[str, object]) -> type:
     """A class without members that has these fields. Only servers have it, and instances bring their own values."""
     namespace = {**defaults, "__annotations__": dict.fromkeys(defaults, object), "__module__": "user"}
     return types.new_class(name, bases, exec_body=lambda space: space.update(namespace))
 
 
-def _fill_class(kind: type, members: dict[str, Any]) -> None:
+def _fill_class(kind: type, members: dict[str, object]) -> None:
     for name, member in members.items():
         setattr(kind, name, member)
 
 
-def _parameters(optimizer: Optimizer) -> dict[str, Any]:
+def _parameters(optimizer: Optimizer) -> dict[str, object]:
     """The fields as values for JSON."""
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> object:
         if isinstance(value, Recipe):
             return value.to_dict()
         if isinstance(value, (np.ndarray, np.generic)):
@@ -227,7 +230,7 @@ def _parameters(optimizer: Optimizer) -> dict[str, Any]:
         )
 
     fields = {each.name: getattr(optimizer, each.name) for each in dataclasses.fields(optimizer)}
-    parameters: dict[str, Any] = json.loads(json.dumps(fields, default=plain))
+    parameters: dict[str, object] = json.loads(json.dumps(fields, default=plain))
     return parameters
 
 

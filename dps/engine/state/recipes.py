@@ -67,7 +67,7 @@ def from_dict(family: type[R], description: Mapping[str, object]) -> R:
     return kind(**params)
 
 
-def converted(default: object, convert: Callable[[object, str, object], object]) -> Any:
+def converted(default: object, convert: Callable[[Any, str, object], object]) -> Any:
     """A field whose value goes through ``convert(value, label, default)``."""
     return dataclasses.field(default=default, metadata={"convert": convert})
 

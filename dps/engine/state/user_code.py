@@ -16,7 +16,7 @@ import sys
 import traceback
 import types
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 
@@ -81,7 +81,13 @@ def opened(code: UserCode, what: str) -> Any:
         ) from None
 
 
-def add_code(sums: Any, code: CodeType) -> None:
+class HashState(Protocol):
+    """A hash that is being computed, as `hashlib` makes it."""
+
+    def update(self, data: bytes, /) -> object: ...
+
+
+def add_code(sums: HashState, code: CodeType) -> None:
     """Add to a hash what code does, whatever the file and lines in which it stands."""
     sums.update(code.co_code)
     sums.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import Any, Protocol, TypeVar
 
 from dps.engine.core.requests.polling import Polling
 from dps.engine.core.shards.counters import RequestCounters, ServerCounters, TableCounters
@@ -23,6 +23,8 @@ try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
+
+C = TypeVar("C")
 
 __all__ = ["ServerMeter", "TableMeter", "process_usage"]
 
@@ -67,6 +69,19 @@ def _buckets(counters: RequestCounters) -> dict[int, int]:
     return {**buckets, 0: counts[0] + counts[1]} if counts[0] else buckets
 
 
+class MeteredTable(Protocol):
+    """A table of a server, as far as its report needs it."""
+
+    @property
+    def meter(self) -> TableMeter: ...
+
+    @property
+    def replicas(self) -> Sized: ...
+
+    def size(self) -> tuple[int, int]:
+        """Its rows, and the bytes that they take."""
+
+
 class ServerMeter(ServerCounters):
     """Everything that a server measures, and the report of it (see :class:`dps.engine.telemetry.reports.ServerReport`).
 
@@ -99,13 +114,13 @@ class ServerMeter(ServerCounters):
         self._first = 0  # the table with which the next report begins
 
     def timed(
-        self, handler: Callable[[Any, Header, memoryview], tuple[TableMeter, Iterable[Any]]]
-    ) -> Callable[..., None]:
+        self, handler: Callable[[C, Header, memoryview], tuple[TableMeter, Iterable[Any]]]
+    ) -> Callable[[C, Header, memoryview], None]:
         """Wrap a handler of pulls or pushes, which returns the table's meter and the parts of the request, so that its
         requests are counted."""
         clock = self.clock
 
-        def handle(connection: Any, header: Header, body: memoryview) -> None:
+        def handle(connection: C, header: Header, body: memoryview) -> None:
             began = clock()
             meter, parts = handler(connection, header, body)
             seconds = clock() - began
@@ -128,7 +143,7 @@ class ServerMeter(ServerCounters):
         self._due = now + interval
 
     def report(
-        self, tables: Mapping[int, Any], unconfirmed: tuple[int, int, float], connections: int, anew: bool
+        self, tables: Mapping[int, MeteredTable], unconfirmed: tuple[int, int, float], connections: int, anew: bool
     ) -> dict[str, object]:
         """Make a report of the tables that changed since the last one, or of all tables if `anew`.
 

@@ -18,7 +18,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsFloat
 
 from dps.engine.core.requests.exchange import Traffic
 from dps.engine.core.requests.meter import CallMeter
@@ -119,7 +119,7 @@ class TrainerMeter(CallMeter):
         """The counters that a connection to that server increments."""
         return self.servers.setdefault(server, ServerTraffic(self))
 
-    def log(self, name: str, value: Any) -> None:
+    def log(self, name: str, value: SupportsFloat) -> None:
         """Log a number of the user's own."""
         if name not in self._names:
             check_name("metric", name)

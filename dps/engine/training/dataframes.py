@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dps.engine.training.types import Partition
 from dps.errors import InputError, InputTypeError, needing
 
 if TYPE_CHECKING:
     import narwhals as nw
+    from pandas import Categorical
 
 __all__ = ["as_pandas", "names_of"]
 
 
-def as_pandas(data: Any, columns: Collection[object] | None = None) -> Any:
+def as_pandas(data: Partition, columns: Collection[object] | None = None) -> Partition:
     """A pandas DataFrame or Series of a frame or column of another library; anything else is returned as it is.
 
     Numbers and booleans become columns of numbers, with NaN for what is missing; text becomes text, and categories
@@ -60,11 +62,11 @@ def as_pandas(data: Any, columns: Collection[object] | None = None) -> Any:
     return pd.Series(_values(opened), name=opened.name, copy=False)
 
 
-def names_of(data: Any) -> list[str] | None:
+def names_of(data: object) -> list[str] | None:
     return list(getattr(_opened(data), "columns", ())) or None
 
 
-def _opened(data: Any) -> nw.DataFrame | nw.Series | None:
+def _opened(data: object) -> nw.DataFrame | nw.Series | None:
     """The frame or column as narwhals sees it; None for what is of pandas, or is no frame."""
     lazy = hasattr(data, "collect_schema")
     if isinstance(data, type) or hasattr(data, "iloc") or not (lazy or hasattr(data, "__arrow_c_stream__")):
@@ -83,7 +85,7 @@ def _opened(data: Any) -> nw.DataFrame | nw.Series | None:
     return opened if isinstance(opened, (nw.DataFrame, nw.Series)) else None
 
 
-def _values(column: nw.Series) -> Any:
+def _values(column: nw.Series) -> np.ndarray | list | Categorical:
     """The values of a column, as the constructors of pandas take them."""
     import narwhals as nw
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, SupportsFloat
+from typing import NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
 from dps.engine.training.batches import EpochRows, rows
-from dps.engine.training.types import Batch
+from dps.engine.training.types import Batch, Options
 from dps.errors import InputError, told
 
 __all__ = ["Epoch", "EpochRule", "Epochs", "Validation", "checked_rule", "stalled"]
@@ -116,11 +116,11 @@ class Epoch:
     def __init__(
         self,
         number: int,
-        batches: Callable[[], Iterator[tuple[int, Any]]],
+        batches: Callable[[], Iterator[tuple[int, Batch]]],
         end: Callable[[np.ndarray], np.ndarray],
     ):
         self.number = number
-        self._batches: Callable[[], Iterator[tuple[int, Any]]] | None = batches
+        self._batches: Callable[[], Iterator[tuple[int, Batch]]] | None = batches
         self._end = end
         self._left = False  # the loop over the batches
         self._weight = 0  # rows of the present batch
@@ -228,7 +228,7 @@ class Epochs:
         data: EpochRows,
         rule: EpochRule,
         validate: Validation | None,
-        options: dict[str, Any],
+        options: Options,
     ):
         self._trainer, self._member, self._count, self._data = trainer, member, count, data
         self._rule, self._validate, self._options = rule, validate, options
@@ -266,7 +266,7 @@ class Epochs:
         trainer, member, planned = self._trainer, self._member, first + self._count * steps
         begin = first + number * steps
 
-        def batches() -> Iterator[tuple[int, Any]]:
+        def batches() -> Iterator[tuple[int, Batch]]:
             if member.reached >= begin + len(self._data):
                 return  # because an earlier attempt has made all of them
             made = self._data.batches(number)

@@ -13,7 +13,7 @@ import numpy as np
 from dps.engine.client.client import Client
 from dps.engine.client.table import Table, through
 from dps.engine.client.ticket import Ticket
-from dps.engine.client.verbs import TableLike
+from dps.engine.client.verbs import Keys, TableLike
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.training.types import Function, Options, Partition, Result
 from dps.errors import InputError, InputTypeError
@@ -42,11 +42,11 @@ class ReadingClient:
             )
         raise AttributeError(verb)
 
-    def call(self, function: ServerFunction, table: TableLike, /, keys: Any = None, **arguments: Any) -> Any:
+    def call(self, function: ServerFunction, table: TableLike, /, keys: Keys = None, **arguments: object) -> Any:
         check_reads(function)
         return self._client.call(function, table, keys=keys, **arguments)
 
-    def call_async(self, function: ServerFunction, table: TableLike, /, keys: Any = None, **arguments: Any) -> Any:
+    def call_async(self, function: ServerFunction, table: TableLike, /, keys: Keys = None, **arguments: object) -> Any:
         check_reads(function)
         return self._client.call_async(function, table, keys=keys, **arguments)
 

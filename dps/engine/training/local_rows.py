@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import as_rows
 from dps.engine.client.table import name_of
-from dps.engine.client.verbs import T, TableLike
+from dps.engine.client.verbs import Keys, T, TableLike
 from dps.engine.core.differences import take_differences
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.optimizers import Add
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 @contextlib.contextmanager
-def local_rows(client: Client, ids: Mapping[T, Any]) -> Iterator[tuple[PulledRows, ...]]:
+def local_rows(client: Client, ids: Mapping[T, Keys]) -> Iterator[tuple[PulledRows, ...]]:
     """Within the block, rows that may be changed in place; at its end their differences are pushed.
 
     `ids` are as :class:`dps.engine.training.pulled_rows.WantedRows` takes them.

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dps import config
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import as_keys, as_rows, split_sparse
 from dps.engine.client.table import place_of
+from dps.engine.client.verbs import Changes, Keys, T, TableLike, Values
 from dps.engine.functions.combining import combine
 from dps.engine.state.ops import TableSpec
 from dps.errors import InputError, KeyRangeError
@@ -27,7 +29,7 @@ MIN_MERGED_ROWS = 1 << 12  # that wait before they are merged, so that small add
 CALL_BYTES = 1 << 22  # of keys and values that a call of `combine` has
 
 
-def flat_keys(spec: TableSpec, keys: Any) -> tuple[np.ndarray, tuple[int, ...]]:
+def flat_keys(spec: TableSpec, keys: object) -> tuple[np.ndarray, tuple[int, ...]]:
     """Keys, flat, and the shape in which they came; a slice, or None, means rows of a dense table."""
     if keys is None or isinstance(keys, slice):
         if spec.rows is None:
@@ -37,7 +39,7 @@ def flat_keys(spec: TableSpec, keys: Any) -> tuple[np.ndarray, tuple[int, ...]]:
     return as_keys(keys if sparse is None else sparse[0], spec.name)
 
 
-def flat_rows(spec: TableSpec, keys: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
+def flat_rows(spec: TableSpec, keys: object, values: object) -> tuple[np.ndarray, np.ndarray]:
     """Keys, flat, and the values for them, [m, dim]; a sparse vector, or matrix, may stand for both."""
     sparse = split_sparse(spec.name, spec, keys)
     if sparse is not None:
@@ -60,7 +62,7 @@ class MergedRows:
     `how` ("add", "last", "maximum" or "minimum") says what becomes of several values of a key.
     """
 
-    def __init__(self, dim: int, dtype: Any, how: str):
+    def __init__(self, dim: int, dtype: npt.DTypeLike, how: str):
         self.how = how
         self._distinct = 0  # the rows of the first part have so many keys, each once
         self._waiting = 0  # rows of all others
@@ -101,7 +103,7 @@ class MergeTarget(NamedTuple):
     column: int | None
     how: str
 
-    def __dps_rows__(self, keys: np.ndarray) -> tuple[Any, ...]:
+    def __dps_rows__(self, keys: np.ndarray) -> tuple[str, np.ndarray, int | None]:
         return self.table, keys, self.column
 
 
@@ -113,7 +115,7 @@ class Merging:
         self._most = config.count("limits.merged-keys")
         self._kept: dict[MergeTarget, MergedRows] = {}
 
-    def add(self, how: str, table: Any, keys: Any, values: Any) -> None:
+    def add(self, how: str, table: TableLike | Changes[T], keys: Keys, values: Values) -> None:
         """Keep values for a table or vector, or for several: {table: (keys, values)}."""
         changes = table.items() if isinstance(table, Mapping) else [(table, (keys, values))]
         prepared = []

@@ -16,7 +16,7 @@ import numpy as np
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import check_out, row_shape
 from dps.engine.client.table import name_of
-from dps.engine.client.verbs import Keys, TableLike, Values
+from dps.engine.client.verbs import Changes, Keys, Pulls, T, TableLike, Values
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import distinct
 from dps.engine.training.merging import MergedRows, flat_keys, flat_rows
@@ -69,7 +69,7 @@ class ModelCopy:
             keys, values = rows.rows.merged()
             self._client.push_async(name, keys, values, rows.weight)
 
-    def pull(self, table: Any, keys: Keys = None, out: Any = None) -> Any:
+    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: Any = None) -> object:
         """As :meth:`dps.Client.pull`, from the copy as far as it has the rows."""
         asked = dict(table) if isinstance(table, Mapping) else {table: keys}
         named = {each: flat_keys(self._spec(name_of(each)), some) for each, some in asked.items()}
@@ -85,7 +85,9 @@ class ModelCopy:
             return {each: self._answer(each, *named[each], None if out is None else out.get(each)) for each in named}
         return self._answer(table, *named[table], out)
 
-    def push(self, table: Any, keys: Keys = None, values: Values = None, rows: int | None = None) -> None:
+    def push(
+        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, rows: int | None = None
+    ) -> None:
         """As :meth:`dps.Client.push`, but gather."""
         changes = dict(table) if isinstance(table, Mapping) else {table: (keys, values)}
         prepared = []

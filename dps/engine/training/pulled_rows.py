@@ -8,7 +8,7 @@ own, and pushes one row for each key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Generic, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,12 @@ from dps.engine.training.localize import localize
 from dps.engine.training.merging import flat_keys
 from dps.errors import InputTypeError
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
 __all__ = ["PulledRows", "WantedRows", "distinct_keys", "pull_rows"]
+
+Codes: TypeAlias = "np.ndarray | csr_matrix"  # the place of each id among the distinct keys
 
 
 class PulledRows:
@@ -49,14 +54,14 @@ class PulledRows:
 
     __slots__ = ("codes", "keys", "values")
 
-    def __init__(self, keys: np.ndarray, values: np.ndarray, codes: Any):
+    def __init__(self, keys: np.ndarray, values: np.ndarray, codes: Codes):
         self.keys, self.values, self.codes = keys, values, codes
 
     def __repr__(self) -> str:
         return f"<PulledRows: {len(self.keys)} keys, values {self.values.dtype}{self.values.shape}>"
 
 
-def distinct_keys(ids: Any, table: str = "") -> tuple[np.ndarray, Any]:
+def distinct_keys(ids: Keys, table: str = "") -> tuple[np.ndarray, Codes]:
     """The distinct keys of ids in the order of their hashes, and for each id its position among them.
 
     Parameters
@@ -101,12 +106,12 @@ class WantedRows(Generic[T]):
     Raises UnknownTableError if there is no such table.
     """
 
-    def __init__(self, client: Client, ids: Mapping[T, Any], what: str = "rows"):
+    def __init__(self, client: Client, ids: Mapping[T, Keys], what: str = "rows"):
         if not isinstance(ids, Mapping):
             raise InputTypeError(f"{what} takes a dict, {{table: ids}}, not {type(ids).__name__}")
         self.keys: dict[T, np.ndarray] = {}
         self.asked: dict[T, Keys] = {}
-        self._codes: dict[T, Any] = {}
+        self._codes: dict[T, Codes] = {}
         for table, some in ids.items():
             if some is None or isinstance(some, slice):
                 self.keys[table], _ = flat_keys(client.table(table).spec, some)
@@ -128,7 +133,7 @@ def name_in_messages(table: TableLike) -> str:
     return table.name if isinstance(table, Table) else table if isinstance(table, str) else repr(table)
 
 
-def pull_rows(client: Client, ids: Mapping[T, Any], what: str = "rows") -> dict[T, PulledRows]:
+def pull_rows(client: Client, ids: Mapping[T, Keys], what: str = "rows") -> dict[T, PulledRows]:
     """Pull the rows of ids, of several tables in one round trip. `ids` are as in :class:`WantedRows`."""
     wanted = WantedRows(client, ids, what)
     return wanted.filled(client.pull(wanted.asked)) if len(wanted) else {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +12,7 @@ from dps.errors import InputError, InputTypeError
 __all__ = ["gather_sum"]
 
 
-def gather_sum(keys: Any, values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def gather_sum(keys: npt.ArrayLike, values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """The distinct keys, and for each the sum of its rows.
 
     Parameters

@@ -28,7 +28,8 @@ import numpy as np
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import as_keys
 from dps.engine.client.table import place_of
-from dps.engine.client.ticket import Pending
+from dps.engine.client.ticket import Pending, R
+from dps.engine.client.verbs import Changes, Keys, T, TableLike
 from dps.engine.state.partition import hash_keys
 from dps.engine.training.pulled_rows import PulledRows, WantedRows
 from dps.engine.training.types import Batch
@@ -127,7 +128,7 @@ def hashes_of(keys: np.ndarray) -> np.ndarray:
 
 # ---- The pulls
 
-Rows: TypeAlias = dict[Any, PulledRows]  # by table, as the user has named it
+Rows: TypeAlias = dict[TableLike, PulledRows]  # by table, as the user has named it
 NOTED = frozenset({"push", "push_async", "add", "add_async", "assign", "assign_async", "push_pull", "push_pull_async"})
 
 
@@ -157,13 +158,13 @@ class Standing(Protocol):
 class SentPull:
     """A pull of the rows of a later batch. All other trainers had reached `others_clock` before."""
 
-    def __init__(self, wanted: WantedRows, others_clock: float, pending: Pending[dict[Any, np.ndarray]]):
+    def __init__(self, wanted: WantedRows, others_clock: float, pending: Pending[dict[TableLike, np.ndarray]]):
         self.wanted, self.others_clock = wanted, others_clock
         self._pending = pending
-        self._again: Pending[dict[Any, np.ndarray]] | None = None  # of rows that were stale
-        self._masks: dict[Any, np.ndarray] = {}
-        self._stale: dict[Any, StaleRows] = {}
-        self._names: dict[Any, str] = {}
+        self._again: Pending[dict[TableLike, np.ndarray]] | None = None  # of rows that were stale
+        self._masks: dict[TableLike, np.ndarray] = {}
+        self._stale: dict[TableLike, StaleRows] = {}
+        self._names: dict[TableLike, str] = {}
         for table, keys in wanted.keys.items():
             place = place_of(table, keys)
             self._names[table] = place.table
@@ -208,7 +209,7 @@ class NotingCalls:
     `note` is called with a function that makes the call, and what the call changes: a table and keys, or a mapping.
     """
 
-    def __init__(self, client: Client, note: Callable[..., Any]):
+    def __init__(self, client: Client, note: Callable[..., object]):
         self._client, self._note = client, note
 
     def __getattr__(self, name: str) -> Any:
@@ -224,7 +225,7 @@ class RowsAhead:
     The trainer's pushes go through `calls` within the loop.
     """
 
-    def __init__(self, standing: Standing, pull: Callable[[Batch], Mapping[Any, Any]], ahead: int):
+    def __init__(self, standing: Standing, pull: Callable[[Batch], Mapping[TableLike, Keys]], ahead: int):
         if not callable(pull):
             raise InputTypeError(
                 f"pull is a function of a batch that returns a dict, {{table: ids}}; not {type(pull).__name__}"
@@ -255,7 +256,7 @@ class RowsAhead:
         if pull is not None:
             pull.pull_stale(self._client)
 
-    def change(self, table: Any, keys: Any) -> None:
+    def change(self, table: Any, keys: Keys) -> None:
         """The trainer changes rows: of a table, or of those of a mapping, {table: (keys, values)}."""
         several = isinstance(table, Mapping)
         for each, some in [(each, given[0]) for each, given in table.items()] if several else [(table, keys)]:
@@ -310,7 +311,9 @@ class RowsAhead:
     def _sent(self) -> Iterator[SentPull]:
         return (coming.pull for coming in self._coming if coming.pull is not None)
 
-    def _noted(self, verb: Callable[..., Any], table: Any, keys: Any = None, *rest: Any, **named: Any) -> Any:
+    def _noted(
+        self, verb: Callable[..., R], table: TableLike | Changes[T], keys: Keys = None, *rest: object, **named: object
+    ) -> R:
         self._notice_others()
         self.change(table, keys)
         try:
@@ -330,7 +333,7 @@ class RowsAhead:
             self._place = self._next_op()
 
 
-def flat_or_all(table: str, keys: Any) -> np.ndarray | None:
+def flat_or_all(table: str, keys: Keys) -> np.ndarray | None:
     """Keys, flat; None for what may stand for any rows of a table: a slice, or a sparse vector."""
     if keys is None or isinstance(keys, slice) or hasattr(keys, "nnz") or getattr(keys, "is_sparse", False):
         return None

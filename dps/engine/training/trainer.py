@@ -29,7 +29,7 @@ from dps.engine.client.client import Client
 from dps.engine.client.environment import Environment
 from dps.engine.client.table import Table
 from dps.engine.client.ticket import Ticket
-from dps.engine.client.verbs import Keys, MergingVerbs, T, TableLike, Values
+from dps.engine.client.verbs import Changes, Keys, MergingVerbs, T, TableLike, Values
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.training.allreduce import RING_BYTES, RingAllreduce
 from dps.engine.training.batches import Batches, EpochRows
@@ -41,7 +41,7 @@ from dps.engine.training.model_copy import ModelCopy, checked_period
 from dps.engine.training.participant import Participant
 from dps.engine.training.pulled_rows import PulledRows
 from dps.engine.training.row_sums import gather_sum
-from dps.engine.training.rows_ahead import RowsAhead, check_combination
+from dps.engine.training.rows_ahead import Rows, RowsAhead, check_combination
 from dps.engine.training.types import Batch, Json, Partition
 from dps.engine.wire import frames
 from dps.engine.wire.values import decode_values, encode_values
@@ -247,7 +247,7 @@ class Trainer(MergingVerbs):
         self._send_merged()
         self._client.wait()
 
-    def rows(self, tables: Mapping[T, Any]) -> contextlib.AbstractContextManager[tuple[PulledRows, ...]]:
+    def rows(self, tables: Mapping[T, Keys]) -> contextlib.AbstractContextManager[tuple[PulledRows, ...]]:
         """Rows for steps in this process: within the block they are changed in place, and its end pushes how far.
 
         The distinct rows of all tables are pulled in one round trip. At the end of the block the differences, new -
@@ -292,7 +292,7 @@ class Trainer(MergingVerbs):
         """
         return local_rows(self._client, tables)
 
-    def gather_sum(self, keys: Any, values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    def gather_sum(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """The distinct keys, and for each the sum of its rows of values (gradients, say); nothing is sent.
 
         Parameters
@@ -377,7 +377,7 @@ class Trainer(MergingVerbs):
         participant.move(clock)
         return clock
 
-    def _merge(self, how: str, table: Any, keys: Keys, values: Values) -> None:  # of `MergingVerbs`
+    def _merge(self, how: str, table: TableLike | Changes[T], keys: Keys, values: Values) -> None:  # of `MergingVerbs`
         if self._merging is None:
             self._merging = Merging(self._client)
         self._merging.add(how, table, keys, values)
@@ -406,7 +406,7 @@ class Trainer(MergingVerbs):
         prepare: Callable[[Partition], Partition] | None = None,
         n_fetch: int = 1,
         n_push: int = 1,
-        pull: Callable[[Batch], Mapping[Any, Any]] | None = None,
+        pull: Callable[[Batch], Mapping[TableLike, Keys]] | None = None,
         ahead: int = 1,
     ) -> Iterator[Any]:
         """Yield batch after batch, ticking the clock after each; goes on where the clock stands after a restart.
@@ -522,9 +522,7 @@ class Trainer(MergingVerbs):
         finally:
             self._calls = self._client
 
-    def _iterate_ahead(
-        self, batches: Batches, skipped: int, rows_ahead: RowsAhead
-    ) -> Iterator[tuple[Batch, dict[Any, PulledRows]]]:
+    def _iterate_ahead(self, batches: Batches, skipped: int, rows_ahead: RowsAhead) -> Iterator[tuple[Batch, Rows]]:
         self._send_merged()  # because its keys are not known to `rows_ahead`
         self._ahead = rows_ahead
         try:
@@ -714,7 +712,7 @@ class Trainer(MergingVerbs):
             raise InputError(f"broadcast from trainer {root}: the run has trainers 0 to {self.trainers - 1}")
         return self._meet("broadcast", np.asarray(value), root=root)
 
-    def allgather(self, content: Any) -> list[Any]:
+    def allgather(self, content: object) -> list[Any]:
         """What each trainer brings, on all of them, by trainer; at most 16 MiB of all together.
 
         Parameters

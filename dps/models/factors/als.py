@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse
@@ -23,6 +23,9 @@ from dps.kernels import least_squares
 from dps.models.factors.ratings import BY_ITEM, BY_USER, Ratings, RatingSource, of_side
 from dps.models.factors.sgd import FactorReport, kept_pairs, totals_of_feedback
 from dps.models.factors.steps import TableNames, begin_rows
+
+if TYPE_CHECKING:
+    from dps.models.types import Part, Source
 
 __all__ = ["ImplicitALS"]
 
@@ -69,12 +72,12 @@ class ImplicitALS:
         made = losses[losses[:, 1] > 0]  # none where new ratings came to a model
         return (made[:, 0] / made[:, 1]).tolist()
 
-    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Any]:
+    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Source]:
         """The ratings twice, by user and by item, because a system needs all ratings of its owner."""
         return source.by_owner(ps, (BY_USER, BY_ITEM))
 
     def train(
-        self, trainer: dps.Trainer, partitions: Sequence[Any], tables: TableNames, mean: float | None, keep: int
+        self, trainer: dps.Trainer, partitions: Sequence[Part], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
         ratings = of_side(partitions, BY_USER)
         sides = [self._positive(ratings), self._positive(of_side(partitions, BY_ITEM))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse
@@ -15,6 +15,9 @@ from dps.kernels import ranking_steps
 from dps.models.factors.ratings import BY_USER, Ratings, RatingSource, of_side
 from dps.models.factors.sgd import FactorReport, kept_pairs, totals_of_feedback
 from dps.models.factors.steps import Reach, TableNames, begin_rows, by_random_user, push_steps
+
+if TYPE_CHECKING:
+    from dps.models.types import Part, Source
 
 __all__ = ["BPR"]
 
@@ -68,12 +71,12 @@ class BPR:
         with np.errstate(invalid="ignore"):
             return (losses[:, 0] / losses[:, 1]).tolist()
 
-    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Any]:
+    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Source]:
         """The ratings by user, because a draw needs all items of the user."""
         return source.by_owner(ps, (BY_USER,))
 
     def train(
-        self, trainer: dps.Trainer, partitions: Sequence[Any], tables: TableNames, mean: float | None, keep: int
+        self, trainer: dps.Trainer, partitions: Sequence[Part], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
         ratings = of_side(partitions, BY_USER)
         totals = totals_of_feedback(trainer, ratings, "bpr")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def leaders(
     shape: tuple[int, ...],
     leave_out: list[np.ndarray],
     offsets: np.ndarray,
-    **how: Any,
+    **how: object,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The `n` best rows for each query, without those left out; [n] for a query that is a number, without padding."""
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:

@@ -7,7 +7,7 @@ import itertools
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,13 @@ from dps.models.types import ClusterLike
 from dps.models.where import aside
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from scipy.sparse import spmatrix
     from sklearn.utils import Tags
+
+    from dps.models.types import Part, Source
 
 __all__ = ["MatrixFactorization"]
 
@@ -56,11 +60,11 @@ class FactorMethod(Protocol):
     def curve(self, losses: np.ndarray) -> list[float]:
         """The loss of each epoch, given the sums of losses and weights [epochs, 2]."""
 
-    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Any]:
+    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Source]:
         """The ratings as partitions for `ps.run`."""
 
     def train(
-        self, trainer: dps.Trainer, partitions: Any, tables: TableNames, mean: float | None, keep: int
+        self, trainer: dps.Trainer, partitions: Sequence[Part], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
         """The training function. `mean` is that of the model so far; pairs are returned if there are at most `keep`."""
 
@@ -365,7 +369,7 @@ class MatrixFactorization(ServerModel[Factors]):
         N: int = 10,
         *,
         filter_already_liked: bool = True,
-        user_items: Any = None,
+        user_items: Sequence[npt.ArrayLike] | spmatrix | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The items with the largest scores for users, found where the items are.
 
@@ -518,7 +522,7 @@ def _as_ids(ids: npt.ArrayLike, what: str) -> np.ndarray:
     return checked_ids(made.reshape(-1), what).reshape(made.shape)
 
 
-def _as_liked(user_items: Any, users: int) -> list[np.ndarray]:
+def _as_liked(user_items: Sequence[npt.ArrayLike] | spmatrix, users: int) -> list[np.ndarray]:
     """The ids of the items to leave out for each user; `users` says how many users there are."""
     if hasattr(user_items, "tocsr"):
         matrix = user_items.tocsr()

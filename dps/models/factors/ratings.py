@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import dask
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
@@ -29,6 +30,8 @@ from dps.spark import is_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import Column
+    from scipy.sparse import coo_matrix
 
 __all__ = [
     "BY_ITEM", "BY_USER", "RatingSource", "Ratings", "checked_ids", "joined", "none_at_all", "of_side", "source_of",
@@ -168,7 +171,7 @@ class SparkRatings(LazyRatings):
         yield SparkParts(frame.repartition(count, NAMES[0]), _columns_of).checked(_checked_with_side)
 
 
-def _named(*columns: Any) -> list[Part]:
+def _named(*columns: Column) -> list[Part]:
     """Columns of Spark under the names of NAMES, because a name of the user may have a dot."""
     return [column.alias(name) for column, name in zip(columns, NAMES, strict=False)]
 
@@ -220,11 +223,11 @@ def checked(data: RatingsLike, columns: Columns = ("user", "item", "rating"), wh
     return Ratings(checked_ids(users, f"{where}: users"), checked_ids(items, f"{where}: items"), _values(values, where))
 
 
-def _coordinates(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _coordinates(matrix: coo_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return matrix.row, matrix.col, matrix.data
 
 
-def checked_ids(ids: Any, what: str) -> np.ndarray:
+def checked_ids(ids: npt.ArrayLike, what: str) -> np.ndarray:
     """Ids as int64; floats are taken if they are whole, because an array [n, 3] has one dtype."""
     ids = np.asarray(ids)
     if ids.dtype.kind not in "iuf":

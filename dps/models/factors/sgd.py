@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from dps.errors import InputError
 from dps.kernels import rating_steps
 from dps.models.factors.ratings import Ratings, RatingSource, joined, none_at_all
 from dps.models.factors.steps import PairBatch, Reach, TableNames, batches_of, begin_rows, push_steps
+
+if TYPE_CHECKING:
+    from dps.models.types import Part, Source
 
 __all__ = ["BiasedSGD", "FactorReport", "Totals", "kept_pairs", "totals_of", "totals_of_feedback"]
 
@@ -62,12 +65,12 @@ class BiasedSGD:
         with np.errstate(invalid="ignore"):
             return np.sqrt(losses[:, 0] / losses[:, 1]).tolist()
 
-    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Any]:
+    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Source]:
         """The ratings as they lie, because a mini-batch may have any of them."""
         return source.as_they_lie(ps)
 
     def train(
-        self, trainer: dps.Trainer, partitions: Sequence[Any], tables: TableNames, mean: float | None, keep: int
+        self, trainer: dps.Trainer, partitions: Sequence[Part], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
         ratings = joined(partitions)
         totals = totals_of(trainer, ratings)

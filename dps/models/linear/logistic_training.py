@@ -102,7 +102,7 @@ def pulled(trainer: dps.Trainer, X: Block, plan: Plan) -> tuple[np.ndarray, Bloc
     return keys, local, weights_from(rows[plan.coef], plan.rule), b[0]
 
 
-def margins_with(local: Block, w: np.ndarray, b: Any) -> np.ndarray:
+def margins_with(local: Block, w: np.ndarray, b: np.floating | np.ndarray) -> np.ndarray:
     if isinstance(local, np.ndarray):
         return local @ w + b
     return margins(local.indptr, local.indices, local.data, w, b)

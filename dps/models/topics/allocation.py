@@ -7,7 +7,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import dask
 import numpy as np
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 __all__ = ["LatentDirichletAllocation"]
+
+R = TypeVar("R")
 
 Training: TypeAlias = Callable[[dps.Trainer, list[Features], TopicPlan], Learned]
 METHODS: dict[str, Training] = {"online": learn_online, "batch": learn_in_batches, "gibbs": learn_by_sampling}
@@ -477,7 +479,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             raise InputError(f"the vocabulary has {len(names)} words, and the topics have {len(topics.values)}")
         return [each if names is None else names[each] for each in leading_words(topics.values.T, n)]
 
-    def _each_block(self, function: Callable[..., Any], X: Features, *arguments: object) -> list[Any]:
+    def _each_block(self, function: Callable[..., R], X: Features, *arguments: object) -> list[R]:
         """The results of ``function(block, *arguments)`` for each block of X, of which there is one in memory."""
         refuse_spark(X, TAKES, "calls them")
         if not is_dask_collection(X):

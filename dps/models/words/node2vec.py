@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from dps import graph
 from dps.errors import InputError
@@ -68,7 +68,7 @@ class Node2Vec(VectorModel):
     epochs: int = 1
     sample: float = 0
 
-    def fit(self, edges: Any, y: None = None, *, weights: Any = None, columns: Sequence | None = None) -> Self:
+    def fit(self, edges: object, y: None = None, *, weights: object = None, columns: Sequence | None = None) -> Self:
         """Walk over the edges, and learn a vector for each vertex.
 
         Parameters

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import dps
 from dps import kernels
 from dps.models.words.text import WalkText, batches_of
+
+if TYPE_CHECKING:
+    from dps.models.types import Part
 
 __all__ = ["WordPlan", "train_walks", "train_words", "words_of_batch"]
 
@@ -75,12 +78,12 @@ def size_of_step(batch_words: int, window: int, cbow: bool) -> tuple[int, int]:
     return STEP_WORDS * USUAL_WINDOW // wide, max(pool, -(-POOL * wide // USUAL_WINDOW))
 
 
-def train_words(trainer: dps.Trainer, partitions: Sequence[Any], plan: WordPlan, words: list[str]) -> list[float]:
+def train_words(trainer: dps.Trainer, partitions: Sequence[Part], plan: WordPlan, words: list[str]) -> list[float]:
     """The training function over sentences: the mean loss of a pair in each epoch."""
     return train(trainer, batches_of(partitions, words, plan.batch_words), plan, lambda batch: batch)
 
 
-def train_walks(trainer: dps.Trainer, partitions: Sequence[Any], plan: WordPlan, text: WalkText) -> list[float]:
+def train_walks(trainer: dps.Trainer, partitions: Sequence[object], plan: WordPlan, text: WalkText) -> list[float]:
     """The same over walks, which a trainer pulls from the servers batch by batch; the partitions are not read."""
     batches = text.batches(trainer.number, trainer.trainers, plan.batch_words)
     return train(trainer, batches, plan, lambda batch: text.read(trainer, batch))

@@ -6,7 +6,7 @@ import contextlib
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from dps.models.words.vectors import WordVectors
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
+
+    from dps.models.types import Part
+    from dps.models.words.text import WalkText
 
 __all__ = ["Word2Vec"]
 
@@ -149,7 +152,7 @@ class VectorModel(ServerModel[WordModel]):
             keep=dps.sampling.subsample(vocabulary.counts, self.sample) if self.sample else None,
         )  # fmt: skip
         function: Callable = train_words
-        words: Any = vocabulary.words
+        words: list[Part] | WalkText = vocabulary.words
         columns = None
         if isinstance(text, RandomWalks):
             function, columns, words = train_walks, text.columns, walk_text(text, vocabulary.words)

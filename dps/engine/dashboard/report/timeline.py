@@ -31,7 +31,7 @@ ARGUMENTS = ("clocks", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "r
 Event = dict[str, Any]
 
 
-def timeline(history: RunHistory, max_windows: int = MAX_WINDOWS) -> dict[str, Any]:
+def timeline(history: RunHistory, max_windows: int = MAX_WINDOWS) -> dict[str, object]:
     """The trace, to be written as JSON.
 
     `max_windows` is the largest number of windows of all trainers together; of more windows, neighbours are joined.
