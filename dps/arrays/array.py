@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,13 @@ from dps.arrays.statistics import Axis, DType
 from dps.arrays.store import ArrayStore
 from dps.arrays.text import described, described_html
 from dps.errors import InputError, InputTypeError, LimitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dps.arrays.expressions import Operand
+    from dps.arrays.layout import KeyedLayout, PoolLayout
+    from dps.arrays.namespace import ArrayNamespace
 
 __all__ = ["FUNCTIONS", "PSArray", "are_vectors", "implements", "made", "operands_of", "sent", "uploaded"]
 
@@ -155,7 +162,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         place = (pool.store, pool.table, pool.layout, pool.dtype.name, first)
         return borrowed, (type(self.space), *place, self.shape, self.dtype.name)
 
-    def __dps_rows__(self, keys: Any) -> tuple[str, slice | np.ndarray]:
+    def __dps_rows__(self, keys: object) -> tuple[str, slice | np.ndarray]:
         """The table and the rows of elements, for pulls and pushes of clients and trainers."""
         pool, first = owned(self)
         if pool.dtype != self.dtype or self.ndim != 1:
@@ -222,7 +229,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     # -- numpy's protocols
 
-    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+    def __array_namespace__(self, *, api_version: str | None = None) -> ArrayNamespace:
         from dps.arrays.namespace import ArrayNamespace
 
         return ArrayNamespace(self.space)
@@ -260,12 +267,14 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         out[0].assign(result, name)
         return out[0]
 
-    def _reduce(self, kind: str, array: Any, out: object, axis: object = 0, **options: Any) -> object:
+    def _reduce(self, kind: str, array: object, out: object, axis: object = 0, **options: object) -> object:
         if out is not None or not isinstance(array, PSArray) or set(options) - {"keepdims", "dtype"}:
             raise InputTypeError(f"{kind} on the servers takes axis, dtype and keepdims only")
         return getattr(array, kind)(axis=axis, **options)
 
-    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> object:
+    def __array_function__(
+        self, function: Callable[..., object], types: object, arguments: Iterable[object], options: Mapping[str, object]
+    ) -> object:
         implementation = FUNCTIONS.get(function)
         if implementation is None:
             raise InputTypeError(
@@ -288,7 +297,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
             self.space.replace(self.node, new)
         self.hold(self.space.settled(new))
 
-    def __pow__(self, other: Any) -> Any:
+    def __pow__(self, other: npt.ArrayLike) -> Any:
         # As numpy's arrays do, which take powers of these exponents by faster and more exact ways.
         if isinstance(other, (int, float)) and not isinstance(other, bool):
             if other == 2:
@@ -368,11 +377,11 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The number of the largest element, of equal ones the first."""
         return self._placed("argmax", axis, keepdims)
 
-    def clip(self, min: Any = None, max: Any = None) -> Any:  # noqa: A002 (numpy's names)
+    def clip(self, min: npt.ArrayLike | None = None, max: npt.ArrayLike | None = None) -> Any:  # noqa: A002 (numpy's names)
         """The elements, none below `min` and none above `max`."""
         return np.clip(self, min, max)
 
-    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
+    def reshape(self, *shape: int | tuple[int, ...], order: str = "C", copy: bool | None = None) -> Any:
         """The elements in another shape, if they lie as before in it: a vector, or a matrix of one row."""
         return np.reshape(self, shape[0] if len(shape) == 1 else shape, order=order)  # type: ignore[call-overload]
 
@@ -456,7 +465,7 @@ def borrowed(
     kind: type[Space],
     store: ArrayStore,
     table: str,
-    layout: object,
+    layout: PoolLayout | KeyedLayout,
     held: str,
     first: int,
     shape: tuple[int, ...],
@@ -479,7 +488,7 @@ def are_vectors(first: object, second: object) -> bool:
     )
 
 
-def operands_of(space: Space, inputs: Any) -> Any:
+def operands_of(space: Space, inputs: Sequence[object]) -> Any:
     """Operands of an operation as nodes and numbers; NotImplemented if an object is none.
 
     Arrays of numpy that are as long as vectors are brought to the servers.
@@ -510,7 +519,7 @@ def operands_of(space: Space, inputs: Any) -> Any:
     return found
 
 
-def _brought(space: Space, array: np.ndarray, inputs: Any) -> Any:
+def _brought(space: Space, array: np.ndarray, inputs: Sequence[object]) -> np.ndarray | Node:
     if array.ndim == 2 and array.shape[1] == 1:
         return array  # also of one row, because a (1, 1) array makes a matrix of what it goes with
     if array.size == 1:
@@ -542,7 +551,7 @@ def uploaded(space: Space, array: np.ndarray, capacity: int | None = None) -> No
     return node
 
 
-def _cast_operand(operand: Any, dtype: np.dtype) -> Any:
+def _cast_operand(operand: object, dtype: np.dtype) -> Operand | np.ndarray:
     if isinstance(operand, Node):
         return converted(operand, dtype)
     return np.asarray(operand, dtype)

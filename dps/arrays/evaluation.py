@@ -27,7 +27,7 @@ FAILING = {"power", "float_power", "ldexp", "gcd", "lcm", "left_shift", "right_s
 # Limits of a program without the interpreter.
 MOST_SLOTS = 64
 MOST_STEPS = 128
-Step = Callable[[list[Any], int], None]
+Step = Callable[[list[Any], int], object]
 
 
 class ShardRows(Protocol):

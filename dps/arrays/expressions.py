@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from dps.arrays.operations import checked, loop_of
 from dps.errors import InputError
+
+if TYPE_CHECKING:
+    from dps.arrays.pools import VectorPool
 
 __all__ = ["Block", "Literal", "Node", "Operand", "applied", "check_widths", "converted", "leaves", "shape_of"]
 
@@ -26,7 +29,7 @@ class Block(Protocol):
     """Rows of a pool that hold the elements of a node."""
 
     @property
-    def pool(self) -> Any: ...
+    def pool(self) -> VectorPool: ...
 
     @property
     def first(self) -> int: ...
@@ -79,7 +82,7 @@ class Node:
         self.block: Block | None = None
         self.used = False  # in a program before, as the operand of a reduction
         self.parents: weakref.WeakSet[Node] | None = None  # what is computed from it
-        self.holders: list[weakref.ref[Any]] = []  # arrays whose elements these are
+        self.holders: list[weakref.ref[object]] = []  # arrays whose elements these are
         self.depth = 0
         for each in self.operands:
             if isinstance(each, Node):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays import statistics
 from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of
@@ -14,16 +15,19 @@ from dps.arrays.programs import Wish
 from dps.arrays.statistics import Axis, DType
 from dps.errors import InputTypeError
 
+if TYPE_CHECKING:
+    from dps.arrays.space import Space
+
 __all__ = ["filled"]
 
 
-def filled(space: Any, shape: tuple[int, ...], value: Any, dtype: DType = None) -> PSArray:
+def filled(space: Space, shape: tuple[int, ...], value: Any, dtype: DType = None) -> PSArray:
     dtype = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
     return made(space, Node(shape, statistics.checked(dtype, "full"), "cast", [converted(value, dtype)]))
 
 
 def _method(name: str) -> Callable[..., object]:
-    def call(a: Any, *arguments: Any, **options: Any) -> object:
+    def call(a: object, *arguments: object, **options: object) -> object:
         if not isinstance(a, PSArray):
             raise InputTypeError(f"np.{name}: the first argument is an array on the servers")
         defaults = {"initial", "where", "out"}
@@ -68,7 +72,7 @@ def _ptp(a: PSArray, axis: Axis = None, out: None = None, keepdims: bool = False
 
 
 @implements(np.vdot, np.inner)
-def _vdot(a: Any, b: Any) -> object:
+def _vdot(a: npt.ArrayLike, b: npt.ArrayLike) -> object:
     return np.dot(a, b)
 
 
@@ -143,7 +147,7 @@ def _full_like(
 
 
 @implements(np.copyto)
-def _copyto(dst: object, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+def _copyto(dst: object, src: npt.ArrayLike, casting: str = "same_kind", where: npt.ArrayLike = True) -> None:
     if not isinstance(dst, PSArray):
         raise InputTypeError(
             "np.copyto: the destination is no array on the servers: convert the source with to_numpy()"
@@ -163,7 +167,9 @@ def _isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: 
 
 
 @implements(np.allclose)
-def _allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+def _allclose(
+    a: npt.ArrayLike, b: npt.ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
     return bool(np.isclose(a, b, rtol, atol, equal_nan).all())
 
 
@@ -183,7 +189,7 @@ def _flatnonzero(a: PSArray) -> object:
 
 
 @implements(np.nonzero)
-def _nonzero(a: Any) -> tuple[np.ndarray, ...]:
+def _nonzero(a: PSArray) -> tuple[np.ndarray, ...]:
     (found,) = a.space.reduce([Wish("positions", (a.node,))])
     if a.ndim == 1:
         return (found,)
@@ -192,7 +198,9 @@ def _nonzero(a: Any) -> tuple[np.ndarray, ...]:
 
 
 @implements(np.nan_to_num)
-def _nan_to_num(x: PSArray, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> object:
+def _nan_to_num(
+    x: PSArray, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> object:
     if x.dtype.kind != "f":
         return x.copy()
     numbers = np.finfo(x.dtype)
@@ -216,7 +224,7 @@ def _fix(x: PSArray, out: Any = None) -> object:
 
 
 @implements(np.average)
-def _average(a: PSArray, axis: Axis = None, weights: Any = None, **options: object) -> object:
+def _average(a: PSArray, axis: Axis = None, weights: npt.ArrayLike | None = None, **options: object) -> object:
     if weights is None:
         return np.mean(a, axis=axis)
     if options or np.shape(a) != np.shape(weights):
@@ -225,7 +233,7 @@ def _average(a: PSArray, axis: Axis = None, weights: Any = None, **options: obje
 
 
 @implements(np.polyval)
-def _polyval(p: Any, x: object) -> object:
+def _polyval(p: npt.ArrayLike, x: PSArray) -> object:
     if isinstance(p, PSArray):
         raise InputTypeError("np.polyval: coefficients are numbers here: convert them with to_numpy()")
     found = np.zeros_like(x)
@@ -235,7 +243,7 @@ def _polyval(p: Any, x: object) -> object:
 
 
 @implements(np.shape)
-def _shape(a: Any) -> tuple[int, ...]:
+def _shape(a: PSArray) -> tuple[int, ...]:
     return a.shape
 
 
@@ -245,7 +253,7 @@ def _ndim(a: PSArray) -> int:
 
 
 @implements(np.size)
-def _size(a: Any, axis: Axis = None) -> int:
+def _size(a: PSArray, axis: int | None = None) -> int:
     return a.size if axis is None else a.shape[axis]
 
 
@@ -285,7 +293,7 @@ def _shares_memory(a: object, b: object, max_work: object = None) -> bool:
 
 
 @implements(np.result_type)
-def _result_type(*arrays_and_dtypes: Any) -> object:
+def _result_type(*arrays_and_dtypes: npt.ArrayLike | npt.DTypeLike) -> object:
     return np.result_type(*[each.dtype if isinstance(each, PSArray) else each for each in arrays_and_dtypes])
 
 

@@ -26,14 +26,14 @@ class Indexed(Protocol):
         """Have the elements of another node."""
 
 
-def is_whole(index: Any) -> bool:
+def is_whole(index: object) -> bool:
     """Whether an index means all elements in their order."""
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
     return index is Ellipsis or (isinstance(index, slice) and index == slice(None))
 
 
-def positions(size: int, index: Any) -> np.ndarray | slice | int:
+def positions(size: int, index: object) -> np.ndarray | slice | int:
     """The elements that an index of numpy's means: a number, a range, or an array of numbers.
 
     Raises KeyRangeError for an element that the vector has not.
@@ -87,7 +87,7 @@ def stored_at(vector: Indexed) -> tuple[VectorPool, int]:
     return block.pool, block.first
 
 
-def taken(vector: Indexed, index: Any) -> Any:
+def taken(vector: Indexed, index: object) -> Any:
     places = positions(vector.node.shape[0], index)
     pool, first = stored_at(vector)
     space, node = vector.space, vector.node
@@ -103,7 +103,7 @@ def taken(vector: Indexed, index: Any) -> Any:
     return found[0] if isinstance(places, int) else found.reshape(places.shape)
 
 
-def written(vector: Indexed, index: Any, value: object) -> None:
+def written(vector: Indexed, index: object, value: object) -> None:
     """Replace the elements at an index; of one that occurs twice the last value counts."""
     node = vector.node
     places = positions(node.shape[0], index)

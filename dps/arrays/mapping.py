@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays.evaluation import Elements
 from dps.arrays.layout import PoolLayout
@@ -18,7 +19,7 @@ __all__ = ["check_zeros", "mapping", "result_dtype"]
 # Number of elements that the function is given at a time.
 CHUNK = 1 << 16
 # Function of a user: (values, *others, [index=], **arguments) -> as many values.
-Mapped = Callable[..., Any]
+Mapped = Callable[..., npt.ArrayLike]
 
 
 class VectorMap:

@@ -7,9 +7,10 @@ has an element for each row is an array of numpy, and what has one for each colu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of, sent
@@ -18,6 +19,9 @@ from dps.arrays.pools import BorrowedBlock
 from dps.arrays.programs import Wish
 from dps.arrays.statistics import DType
 from dps.errors import InputError, InputTypeError, KeyRangeError
+
+if TYPE_CHECKING:
+    from dps.arrays.space import Space
 
 __all__ = ["PSMatrix", "Transposed", "eye"]
 
@@ -41,7 +45,7 @@ class PSMatrix(PSArray):
         """The transpose, for products."""
         return Transposed(self)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         row, column = self._places(index)
         if isinstance(row, int):
             if indexing.is_whole(column):
@@ -59,7 +63,7 @@ class PSMatrix(PSArray):
             return pool.store.pull(pool.table, keys).view(self.dtype)
         return self.copy()
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: Any) -> None:
         if isinstance(index, PSMatrix):
             chosen: Any = np.where(index, value, self)
             self.assign(chosen.astype(self.dtype).node)
@@ -75,10 +79,10 @@ class PSMatrix(PSArray):
         (value,) = operands_of(self.space, [value])
         self.space.put(_spread(value, self.shape[1:], self.dtype), BorrowedBlock(pool, first + row))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PSArray]:
         return (self[row] for row in range(self.shape[0]))
 
-    def dot(self, other: Any) -> Any:
+    def dot(self, other: npt.ArrayLike) -> Any:
         """The product with a vector, a matrix, or a number."""
         return np.dot(self, other)
 
@@ -91,7 +95,7 @@ class PSMatrix(PSArray):
         keys = pool.layout.keys(first, rows + offset) + rows * pool.layout.part
         return pool.store.pull(pool.table, keys).view(self.dtype)
 
-    def _places(self, index: Any) -> tuple[Any, object]:
+    def _places(self, index: object) -> tuple[Any, object]:
         """Row and column: each a number, or all."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > 2:
@@ -131,7 +135,7 @@ class Transposed:
     def __repr__(self) -> str:
         return f"{self.T!r}.T"
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         row, column = index if isinstance(index, tuple) else (index, slice(None))
         return self.T[column, row]
 
@@ -141,7 +145,7 @@ class Transposed:
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.T, dtype).T
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: object) -> Any:
         if ufunc is not np.matmul or method != "__call__" or options:
             raise InputTypeError(f"np.{ufunc.__name__}: a transposed matrix is an operand of @ only; use to_numpy()")
         return _matmul(*inputs)
@@ -199,14 +203,14 @@ def _combined(weights: object, matrix: PSMatrix) -> PSArray:
     return made(matrix.space, Node(shape, dtype, "weighted", operands))
 
 
-def eye(space: Any, rows: int, columns: int | None = None, k: int = 0, dtype: Any = np.float64) -> PSArray:
+def eye(space: Space, rows: int, columns: int | None = None, k: int = 0, dtype: npt.DTypeLike = np.float64) -> PSArray:
     index = Node((columns or rows,), np.dtype(np.int64), "index")
     node = applied("equal", [index, np.arange(k, rows + k)[:, None]])
     return made(space, converted(node, np.dtype(dtype)))
 
 
 @implements(np.diag, np.diagonal, np.linalg.diagonal)
-def _diagonal(a: PSArray, k: int = 0, *axes: object, offset: int = 0) -> Any:
+def _diagonal(a: PSArray, k: int = 0, *axes: object, offset: int = 0) -> np.ndarray:
     if not isinstance(a, PSMatrix) or axes not in ((), (0, 1)):
         raise InputTypeError("np.diag on the servers takes a matrix, and gives one of its diagonals")
     return a.diagonal(k or offset)
@@ -218,12 +222,12 @@ def _trace(a: PSArray, offset: int = 0, *axes: object, dtype: DType = None) -> o
 
 
 @implements(np.tril)
-def _tril(m: Any, k: int = 0) -> object:
+def _tril(m: PSMatrix, k: int = 0) -> object:
     return np.where(_columns(m) <= np.arange(m.shape[0])[:, None] + k, m, m.dtype.type(0))
 
 
 @implements(np.triu)
-def _triu(m: Any, k: int = 0) -> object:
+def _triu(m: PSMatrix, k: int = 0) -> object:
     return np.where(_columns(m) >= np.arange(m.shape[0])[:, None] + k, m, m.dtype.type(0))
 
 
@@ -231,7 +235,7 @@ def _columns(matrix: PSMatrix) -> PSArray:
     return made(matrix.space, Node(matrix.shape[1:], np.dtype(np.int64), "index"))
 
 
-def _spread(value: Any, shape: tuple[int, ...], dtype: np.dtype) -> Node:
+def _spread(value: Node | np.ndarray | bool | int | float, shape: tuple[int, ...], dtype: np.dtype) -> Node:
     if isinstance(value, Node) and value.shape[-1] != shape[-1]:
         raise InputError(f"could not broadcast input array from shape {value.shape} into shape {shape}")
     return Node(shape, dtype, "cast", [converted(value, dtype)])

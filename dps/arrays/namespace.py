@@ -327,15 +327,17 @@ class ArrayNamespace:
         """
         return from_items(self.space.of_kind(SparseSpace), keys, values, size, dtype, capacity)
 
-    def astype(self, x: Any, dtype: object, /, *, copy: bool = True, device: object = None) -> Any:
+    def astype(
+        self, x: PSArray | np.ndarray, dtype: npt.DTypeLike, /, *, copy: bool = True, device: object = None
+    ) -> Any:
         """The elements in another dtype."""
         return x.astype(dtype)
 
-    def broadcast_to(self, x: Any, /, shape: Shape) -> Any:
+    def broadcast_to(self, x: npt.ArrayLike, /, shape: Shape) -> Any:
         """An array repeated along the axes that it has not."""
         return spread(x, _shape(shape)) if isinstance(x, PSArray) else np.broadcast_to(x, shape)
 
-    def broadcast_arrays(self, *arrays: Any) -> list[Any]:
+    def broadcast_arrays(self, *arrays: npt.ArrayLike) -> list[Any]:
         """The arrays, each in the shape of all: a list, as the standard has it, where numpy gives a tuple."""
         return list(np.broadcast_arrays(*arrays))
 
@@ -343,15 +345,19 @@ class ArrayNamespace:
         """Matrices of the coordinates of a grid: a list, as the standard has it, where numpy gives a tuple."""
         return list(np.meshgrid(*arrays, indexing=indexing))  # type: ignore[call-overload]
 
-    def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 (the standard's names)
+    def clip(self, x: npt.ArrayLike, /, min: npt.ArrayLike | None = None, max: npt.ArrayLike | None = None) -> Any:  # noqa: A002 (the standard's names)
         """The elements, none below `min` and none above `max`."""
         return np.clip(x, min, max)
 
-    def std(self, x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    def std(
+        self, x: PSArray | np.ndarray, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+    ) -> Any:
         """The standard deviation."""
         return x.std(axis=axis, ddof=correction, keepdims=keepdims)
 
-    def var(self, x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    def var(
+        self, x: PSArray | np.ndarray, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+    ) -> Any:
         """The variance."""
         return x.var(axis=axis, ddof=correction, keepdims=keepdims)
 

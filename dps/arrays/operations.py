@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ KINDS = "biuf"
 WIDEST = 8
 
 # Function of numpy: (*operands, out=array).
-Computed = Callable[..., Any]
+Computed = Callable[..., object]
 
 
 def where(condition: np.ndarray, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:

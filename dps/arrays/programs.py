@@ -13,13 +13,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from dps.arrays.expressions import Block, Node, Operand
 from dps.arrays.operations import UFUNCS
 from dps.functions import Remembered
+
+T = TypeVar("T")
 
 __all__ = ["Program", "ProgramPlan", "Wish", "compiled"]
 
@@ -32,7 +34,7 @@ class Wish(NamedTuple):
 
     kind: str
     operands: tuple[Node, ...]
-    parameter: Any = None
+    parameter: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +138,7 @@ class _Values:
             self.types.append((value.ndim, dtype))
         return number
 
-    def _new(self, kind: str, item: Any, items: list[Any], key: object = None) -> int:
+    def _new(self, kind: str, item: T, items: list[T], key: object = None) -> int:
         key = (kind, item if key is None else key)
         number = self._known.get(key)
         if number is None:
@@ -200,7 +202,9 @@ def _plan(
     )
 
 
-def _placed(values: _Values, results: list[int], lasting: set[int]) -> tuple[list[int], list[list[Any]], list[Any]]:
+def _placed(
+    values: _Values, results: list[int], lasting: set[int]
+) -> tuple[list[int], list[list[object]], list[list[object]]]:
     """The slot of each value; the registers; the steps. A register is free again after its value's last use."""
     constants_at = len(values.inputs)
     outputs_at = constants_at + len(values.constants)
@@ -212,7 +216,7 @@ def _placed(values: _Values, results: list[int], lasting: set[int]) -> tuple[lis
     output_of = {number: outputs_at + place for place, number in reversed(list(enumerate(results)))}
     registers: list[list[object]] = []
     free: dict[tuple[int, str], list[int]] = {}
-    steps: list[object] = []
+    steps: list[list[object]] = []
     for number, (kind, place) in enumerate(values.kinds):
         if kind != "step":
             slots[number] = place if kind == "input" else constants_at + place

@@ -49,7 +49,7 @@ def _along(by_row: object) -> int | None:
 def folded(ufunc: np.ufunc) -> Reduction:
     """A ufunc over all elements, or over each row (with a true parameter)."""
 
-    def of(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
+    def of(arrays: Sequence[np.ndarray], start: int, by_row: object) -> Partial:
         return plain(ufunc.reduce(arrays[0], axis=_along(by_row)))
 
     def join(partials: list[Partial], by_row: object) -> Partial:
@@ -125,7 +125,7 @@ def _join_moments(partials: list[Partial], by_row: object) -> Partial:
 def _place(choose: Callable[[np.ndarray], Any]) -> Reduction:
     """argmin or argmax: [value, number of the element]; of equal ones the first, and NaN before all others."""
 
-    def of(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
+    def of(arrays: Sequence[np.ndarray], start: int, by_row: object) -> Partial:
         values = arrays[0]
         if by_row:
             places = choose(values)
@@ -133,7 +133,7 @@ def _place(choose: Callable[[np.ndarray], Any]) -> Reduction:
         place = int(choose(values))
         return [values[place].item(), place + start]
 
-    def join(partials: list[Partial], by_row: Any) -> Partial:
+    def join(partials: list[Partial], by_row: object) -> Partial:
         values = np.array([each[0] for each in partials])
         places = np.array([each[1] for each in partials])
         if by_row:
@@ -186,7 +186,7 @@ def _concatenate(partials: list[Partial], parameter: object) -> Partial:
     return partials[0] if len(partials) == 1 else np.concatenate(partials, axis=-1)
 
 
-def _count(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
+def _count(arrays: Sequence[np.ndarray], start: int, by_row: object) -> Partial:
     return plain(np.count_nonzero(arrays[0], axis=_along(by_row)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays.evaluation import Operands, PreparedPlan, evaluated, evaluated_keyed
 from dps.arrays.layout import KeyedLayout, PoolLayout
@@ -26,9 +27,13 @@ KEYS_A_CALL = 1 << 18
 class ArrayClient(Protocol):
     """What is used of a client or trainer."""
 
-    def call(self, function: Function, table: str, /, keys: object = None, **arguments: object) -> Any: ...
-    def pull(self, table: str, keys: object = None) -> np.ndarray: ...
-    def assign(self, table: str, keys: object = None, values: object = None) -> None: ...
+    def call(
+        self, function: Function, table: str, /, keys: npt.ArrayLike | slice | None = None, **arguments: object
+    ) -> Any: ...
+    def pull(self, table: str, keys: npt.ArrayLike | slice | None = None) -> np.ndarray: ...
+    def assign(
+        self, table: str, keys: npt.ArrayLike | slice | None = None, values: npt.ArrayLike | None = None
+    ) -> None: ...
 
 
 @function
@@ -91,7 +96,7 @@ class ServerStore:
 
     def __init__(
         self,
-        client: Callable[[], Any],
+        client: Callable[[], ArrayClient],
         shards: int,
         table: Callable[..., object] | None = None,
         register: Callable[[Function], object] | None = None,
@@ -117,7 +122,7 @@ class ServerStore:
     def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Partial]]:
         """Run a program on all servers that have a part of the pool."""
         plan, *operands = program
-        arguments: dict[str, object] = {"plan": plan.remembered, "operands": operands}
+        arguments: dict[str, Any] = {"plan": plan.remembered, "operands": operands}
         if isinstance(layout, KeyedLayout):
             chosen = run_keyed if program.outputs else read_keyed
         else:
@@ -126,7 +131,7 @@ class ServerStore:
         found: list[list[Partial]] = self.client().call(chosen, table, **arguments)
         return found
 
-    def map(self, table: str, function: Function, **arguments: object) -> None:
+    def map(self, table: str, function: Function, **arguments: Any) -> None:
         """Run a function on all servers that have a part of the pool; they get it before, if they do not have it."""
         if self._register is not None:
             self._register(function)
@@ -160,6 +165,6 @@ class ServerStore:
         return deleted
 
 
-def store_over(client: Any, shards: int, origin: str) -> ServerStore:
+def store_over(client: ArrayClient, shards: int, origin: str) -> ServerStore:
     """A store over one client, in a process that makes no tables."""
     return ServerStore(lambda: client, shards, origin=origin)

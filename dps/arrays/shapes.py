@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays.array import PSArray, implements, made, operands_of, sent
 from dps.arrays.expressions import Literal, Node, converted, shape_of
@@ -43,7 +44,7 @@ def reshaped(array: PSArray, shape: tuple[int, ...]) -> Any:
     return sent(array.space, np.asarray(array).reshape(shape))
 
 
-def spread(array: Any, shape: tuple[int, ...]) -> Any:
+def spread(array: npt.ArrayLike, shape: tuple[int, ...]) -> PSArray | np.ndarray:
     """An array as a larger one, in which it is repeated along the axes that it has not, or along which it has one."""
     if not isinstance(array, PSArray) or shape == array.shape:
         return array if isinstance(array, PSArray) else np.broadcast_to(array, shape)
@@ -57,7 +58,7 @@ def spread(array: Any, shape: tuple[int, ...]) -> Any:
 
 @implements(np.reshape)
 def _reshape(
-    a: Any, /, shape: Any = None, order: str = "C", *, newshape: object = None, copy: bool | None = None
+    a: PSArray, /, shape: Any = None, order: str = "C", *, newshape: object = None, copy: bool | None = None
 ) -> object:
     shape = newshape if shape is None else shape
     return reshaped(a, (int(shape),) if np.ndim(shape) == 0 else tuple(int(each) for each in shape))
@@ -82,7 +83,7 @@ def _expand_dims(a: PSArray, axis: Any) -> object:
 def _permuting(function: Callable[..., np.ndarray]) -> Callable[..., object]:
     """Wrap a function of numpy that gives axes another order: the array's transpose, or a copy of it."""
 
-    def call(a: Any, *axes: Any, **options: Any) -> object:
+    def call(a: PSVector | PSMatrix, *axes: object, **options: object) -> object:
         probe = np.empty(tuple(range(a.ndim)))  # numpy itself says what becomes of two lengths that differ
         return a.copy() if function(probe, *axes, **options).shape == probe.shape else a.T
 
@@ -95,13 +96,13 @@ implements(np.linalg.matrix_transpose)(_permuting(np.matrix_transpose))
 
 
 @implements(np.atleast_1d)
-def _atleast_1d(*arrays: Any) -> object:
+def _atleast_1d(*arrays: npt.ArrayLike) -> object:
     found = tuple(each if isinstance(each, PSArray) else np.atleast_1d(each) for each in arrays)
     return found[0] if len(found) == 1 else found
 
 
 @implements(np.atleast_2d)
-def _atleast_2d(*arrays: Any) -> object:
+def _atleast_2d(*arrays: npt.ArrayLike) -> object:
     found = tuple(
         reshaped(each, (1, -1)) if np.ndim(each) == 1 and isinstance(each, PSArray) else each for each in arrays
     )
@@ -109,18 +110,18 @@ def _atleast_2d(*arrays: Any) -> object:
 
 
 @implements(np.broadcast_to)
-def _broadcast_to(array: object, shape: Any, subok: bool = False) -> object:
+def _broadcast_to(array: npt.ArrayLike, shape: int | Sequence[int], subok: bool = False) -> object:
     return spread(array, (shape,) if isinstance(shape, int) else tuple(shape))
 
 
 @implements(np.broadcast_arrays)
-def _broadcast_arrays(*arrays: Any, subok: bool = False) -> object:
+def _broadcast_arrays(*arrays: npt.ArrayLike, subok: bool = False) -> object:
     shape = shape_of([np.shape(each) for each in arrays])
     return tuple(spread(each, shape) for each in arrays)
 
 
 @implements(np.stack)
-def _stack(arrays: Sequence[Any], axis: int = 0, out: None = None, **options: Any) -> object:
+def _stack(arrays: Sequence[npt.ArrayLike], axis: int = 0, out: None = None, **options: Any) -> object:
     if axis not in (0, -2) or any(np.ndim(each) != 1 for each in arrays):
         raise InputTypeError("np.stack on the servers makes rows of vectors (axis=0): convert with to_numpy() first")
     return _vstack(arrays, **options)
@@ -141,14 +142,14 @@ def _vstack(tup: Sequence[object], *, dtype: DType = None, casting: str = "same_
 
 
 @implements(np.unstack)
-def _unstack(x: Any, /, *, axis: int = 0) -> object:
+def _unstack(x: PSMatrix, /, *, axis: int = 0) -> object:
     if x.ndim != 2 or axis not in (0, -2):
         raise InputTypeError("np.unstack on the servers gives the rows of a matrix: convert with to_numpy() first")
     return tuple(x)
 
 
 @implements(np.concatenate)
-def _concatenate(arrays: Sequence[Any], axis: Any = 0, out: None = None, **options: Any) -> object:
+def _concatenate(arrays: Sequence[npt.ArrayLike], axis: int | None = 0, out: None = None, **options: Any) -> object:
     if axis in (0, -2) and all(np.ndim(each) == 2 and np.size(each) for each in arrays):
         return _vstack(arrays, **options)
     space = next(each.space for each in arrays if isinstance(each, PSArray))
@@ -156,7 +157,9 @@ def _concatenate(arrays: Sequence[Any], axis: Any = 0, out: None = None, **optio
 
 
 @implements(np.take)
-def _take(a: Any, indices: Any, axis: Axis = None, out: None = None, mode: str = "raise") -> object:
+def _take(
+    a: PSVector | PSMatrix, indices: npt.ArrayLike, axis: Axis = None, out: None = None, mode: str = "raise"
+) -> object:
     if a.ndim == 1 and axis in (None, 0, -1):
         return a[np.asarray(indices)]
     if axis not in (0, -2) or np.ndim(indices) != 1:
@@ -166,10 +169,10 @@ def _take(a: Any, indices: Any, axis: Axis = None, out: None = None, mode: str =
     return a.like(Node(shape, a.dtype, "rows_at", [a.node, Literal(numbers, numbers.dtype)]))
 
 
-def _brought(function: Callable[..., Any]) -> Callable[..., object]:
+def _brought(function: Callable[..., np.ndarray]) -> Callable[..., object]:
     """Wrap a function of numpy: its elements are brought here, if they are not too many, and its results go back."""
 
-    def call(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: object, **options: object) -> object:
         given = [each for each in (*arguments, *options.values()) if isinstance(each, PSArray)]
         here = {name: _here(each) for name, each in options.items()}
         return sent(given[0].space, function(*[_here(each) for each in arguments], **here))
@@ -177,15 +180,15 @@ def _brought(function: Callable[..., Any]) -> Callable[..., object]:
     return call
 
 
-def _here(value: Any) -> Any:
+def _here(value: object) -> object:
     return np.asarray(value) if isinstance(value, PSArray) else value
 
 
-def _reordered(function: Callable[..., Any]) -> Callable[..., object]:
+def _reordered(function: Callable[..., np.ndarray]) -> Callable[..., object]:
     """Wrap a function of numpy that puts elements into another order; whole rows stay on the servers."""
     signature = inspect.signature(function)
 
-    def call(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: object, **options: object) -> object:
         array, *others = signature.bind(*arguments, **options).arguments.values()
         if not isinstance(array, PSMatrix) or len(others) != len(signature.parameters) - 1 or others[-1] not in (0, -2):
             return _brought(function)(*arguments, **options)
@@ -216,7 +219,9 @@ def _found_at(values: np.ndarray, edges: np.ndarray, side: Any) -> np.ndarray:
 
 
 @implements(np.searchsorted)
-def _searchsorted(a: Any, v: Any, side: Any = "left", sorter: object = None) -> object:
+def _searchsorted(
+    a: npt.ArrayLike, v: npt.ArrayLike, side: Any = "left", sorter: npt.ArrayLike | None = None
+) -> object:
     """Every server needs the whole sorted vector; elements that are looked for stay where they are."""
     edges = np.asarray(a) if sorter is None else np.asarray(a)[np.asarray(sorter)]
     if isinstance(v, PSVector):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import numpy as np
 
 from dps.arrays.expressions import MAX_DEPTH, Block, Node, leaves
-from dps.arrays.layout import PoolLayout
+from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.pools import PoolBlock, VectorPool, table_dtype
 from dps.arrays.programs import Wish, compiled
 from dps.arrays.reductions import REDUCTIONS, Partial
@@ -77,7 +77,7 @@ class Space:
                 space = self._relatives[kind] = kind(self.store, self._relatives)
             return cast(SpaceKind, space)
 
-    def layout(self, size: int, capacity: int) -> Any:
+    def layout(self, size: int, capacity: int) -> PoolLayout | KeyedLayout:
         """Where the vectors of a pool lie."""
         return PoolLayout(size, min(self.store.shards, size), capacity)
 
@@ -90,7 +90,7 @@ class Space:
                 space = SPACES[cls.kind, store.origin] = cls(store)
             return cast(Self, space)
 
-    def borrowed(self, table: str, layout: Any, dtype: np.dtype) -> VectorPool:
+    def borrowed(self, table: str, layout: PoolLayout | KeyedLayout, dtype: np.dtype) -> VectorPool:
         """A pool that another process has made."""
         with self._lock:
             if table not in self._borrowed:
@@ -118,7 +118,7 @@ class Space:
         block = old.block
         assert block is not None
         pool = block.pool
-        outputs: list[tuple[Node, object]] = [(new, block)]
+        outputs: list[tuple[Node, Block]] = [(new, block)]
         kept: PoolBlock | None = None
         if old.needed_beside(new):
             kept = pool.allocate(_height(old), block.first)
@@ -182,7 +182,7 @@ class Space:
         return parts
 
     def _run(
-        self, pool: VectorPool, outputs: Sequence[tuple[Node, Any]], wishes: Sequence[Wish], found: list[Node]
+        self, pool: VectorPool, outputs: Sequence[tuple[Node, Block]], wishes: Sequence[Wish], found: list[Node]
     ) -> list[Partial]:
         elsewhere = [node for node in found if _pool_of(node) is not pool]
         places = [node.block for node in elsewhere]
@@ -219,12 +219,12 @@ class Space:
         wide = [node.dtype for node in (outputs or roots) if node.dtype.itemsize >= widest]
         return self.pool(size, wide[0] if wide else roots[0].dtype)
 
-    def _kept(self, pool: VectorPool, roots: Sequence[Node], nodes: Sequence[Node]) -> list[tuple[Node, Any]]:
+    def _kept(self, pool: VectorPool, roots: Sequence[Node], nodes: Sequence[Node]) -> list[tuple[Node, PoolBlock]]:
         """Blocks for subexpressions that were computed before, so that they are not computed a third time.
 
         Where the pool is full or too narrow for them, they are computed again.
         """
-        kept: list[tuple[Node, object]] = []
+        kept: list[tuple[Node, PoolBlock]] = []
         stack, seen = list(roots), {id(node) for node in nodes}
         while stack:
             node = stack.pop()

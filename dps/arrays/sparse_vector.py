@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays import indexing
 from dps.arrays.array import PSArray, made, operands_of
@@ -37,7 +38,7 @@ class PSSparseVector(PSVector, kind="sparse"):
     dimensions = 1
     space: SparseSpace
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         if indexing.is_whole(index):
             return self.copy()
         if isinstance(index, PSArray):
@@ -52,7 +53,7 @@ class PSSparseVector(PSVector, kind="sparse"):
         found = pool.store.pull_column(pool.table, first, flat).reshape(np.shape(keys))
         return found[()]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         if indexing.is_whole(index) or isinstance(index, PSArray):
             super().__setitem__(index, value)
             return
@@ -63,7 +64,7 @@ class PSSparseVector(PSVector, kind="sparse"):
         pool, first = indexing.owned(self)
         pool.store.assign_column(pool.table, first, distinct, values[::-1][last])
 
-    def __dps_rows__(self, keys: Any) -> tuple[Any, ...]:
+    def __dps_rows__(self, keys: object) -> tuple[Any, ...]:
         pool, first = indexing.owned(self)
         if keys is None:
             raise InputError("a sparse vector is pulled and pushed by keys: name them, or use v.items()")
@@ -124,7 +125,7 @@ class PSSparseVector(PSVector, kind="sparse"):
     def _index(self) -> Node:
         return Node(self.shape, np.dtype(np.int64), "index")
 
-    def _keys(self, index: Any) -> Any:
+    def _keys(self, index: object) -> Any:
         if self.size == EVERY_KEY:
             keys = np.asarray(index)
             if keys.dtype.kind not in "iu" and keys.size:
@@ -145,7 +146,7 @@ class PSSparseVector(PSVector, kind="sparse"):
 
 def from_items(
     space: SparseSpace,
-    keys: Any,
+    keys: npt.ArrayLike,
     values: object,
     size: int | None,
     dtype: DType = None,

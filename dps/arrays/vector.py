@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from dask import delayed
 
 from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, implements, operands_of
 from dps.arrays.expressions import Literal, Node, applied, check_widths, converted, shape_of
-from dps.arrays.mapping import mapping, result_dtype
+from dps.arrays.mapping import Mapped, mapping, result_dtype
 from dps.arrays.programs import Wish
 from dps.arrays.statistics import DType
 from dps.errors import InputTypeError
+
+if TYPE_CHECKING:
+    from dask.array import Array
 
 __all__ = ["PSVector", "chosen"]
 
@@ -33,7 +37,7 @@ class PSVector(PSArray):
     __slots__ = ()
     dimensions = 1
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         if indexing.is_whole(index):
             return self.copy()
         if isinstance(index, tuple) and index[:1] == (None,):  # an axis before that of the elements
@@ -46,7 +50,7 @@ class PSVector(PSArray):
             return values
         return indexing.taken(self, index)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: Any) -> None:
         if indexing.is_whole(index):
             index = np.bool_(True)
         elif not isinstance(index, PSVector):
@@ -68,7 +72,7 @@ class PSVector(PSArray):
         return iter(self.to_numpy())
 
     @staticmethod
-    def __dps_dots__(pairs: Any) -> list[float]:
+    def __dps_dots__(pairs: Sequence[tuple[PSVector, PSVector]]) -> list[float]:
         return statistics.dots(pairs)
 
     @property
@@ -76,7 +80,7 @@ class PSVector(PSArray):
         """The vector itself."""
         return self
 
-    def dot(self, other: Any) -> Any:
+    def dot(self, other: npt.ArrayLike) -> Any:
         """The dot product with a vector, or the product with a number."""
         return np.dot(self, other)
 
@@ -86,7 +90,7 @@ class PSVector(PSArray):
 
     flatten = ravel
 
-    def to_dask_array(self) -> Any:
+    def to_dask_array(self) -> Array:
         """A Dask array with a chunk for each server; each is read by the task that needs it.
 
         The vector must stay referenced until the Dask array is computed.
@@ -105,7 +109,7 @@ class PSVector(PSArray):
 
     def map(
         self,
-        function: Callable[..., Any],
+        function: Mapped,
         /,
         *others: object,
         index: bool = False,
@@ -214,12 +218,12 @@ def _where(condition: Any, x: object = None, y: object = None) -> object:
 @implements(np.clip)
 def _clip(
     a: Any,
-    a_min: Any = None,
-    a_max: Any = None,
+    a_min: npt.ArrayLike | None = None,
+    a_max: npt.ArrayLike | None = None,
     out: Any = None,
     *,
-    min: Any = None,  # noqa: A002 (numpy's names)
-    max: Any = None,  # noqa: A002
+    min: npt.ArrayLike | None = None,  # noqa: A002 (numpy's names)
+    max: npt.ArrayLike | None = None,  # noqa: A002
 ) -> object:
     low, high = a_min if min is None else min, a_max if max is None else max
     result = a if low is None else np.maximum(a, low)

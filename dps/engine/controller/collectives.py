@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.engine.wire import frames
 from dps.errors import DPSError, InputError, LimitError
@@ -18,7 +19,7 @@ __all__ = ["MAX_COLLECTED_BYTES", "answer", "reduce"]
 MAX_COLLECTED_BYTES = 1 << 24
 # Pattern of the dtypes that are taken, because numpy accepts many others.
 NUMERIC_DTYPE: Any = re.compile("[<>|][biufc][0-9]{1,2}")
-REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
+REDUCTIONS: dict[str, Callable[..., npt.ArrayLike]] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
 
 def answer(description: str, parts: dict[int, bytes]) -> bytes | DPSError:

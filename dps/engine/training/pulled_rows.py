@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import as_keys
 from dps.engine.client.table import Table
-from dps.engine.client.verbs import Keys, T, TableLike
+from dps.engine.client.verbs import Keys, Sparse, T, TableLike
 from dps.engine.training.localize import localize
 from dps.engine.training.merging import flat_keys
 from dps.errors import InputTypeError
@@ -61,7 +62,7 @@ class PulledRows:
         return f"<PulledRows: {len(self.keys)} keys, values {self.values.dtype}{self.values.shape}>"
 
 
-def distinct_keys(ids: Keys, table: str = "") -> tuple[np.ndarray, Codes]:
+def distinct_keys(ids: npt.ArrayLike | Sparse, table: str = "") -> tuple[np.ndarray, Codes]:
     """The distinct keys of ids in the order of their hashes, and for each id its position among them.
 
     Parameters

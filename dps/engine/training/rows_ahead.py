@@ -225,7 +225,7 @@ class RowsAhead:
     The trainer's pushes go through `calls` within the loop.
     """
 
-    def __init__(self, standing: Standing, pull: Callable[[Batch], Mapping[TableLike, Keys]], ahead: int):
+    def __init__(self, standing: Standing, pull: Callable[[Batch], Mapping[Any, Keys]], ahead: int):
         if not callable(pull):
             raise InputTypeError(
                 f"pull is a function of a batch that returns a dict, {{table: ids}}; not {type(pull).__name__}"

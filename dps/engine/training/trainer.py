@@ -406,7 +406,7 @@ class Trainer(MergingVerbs):
         prepare: Callable[[Partition], Partition] | None = None,
         n_fetch: int = 1,
         n_push: int = 1,
-        pull: Callable[[Batch], Mapping[TableLike, Keys]] | None = None,
+        pull: Callable[[Batch], Mapping[Any, Keys]] | None = None,
         ahead: int = 1,
     ) -> Iterator[Any]:
         """Yield batch after batch, ticking the clock after each; goes on where the clock stands after a restart.
