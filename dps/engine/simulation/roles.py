@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -143,7 +143,7 @@ class SimRunner:
     def __init__(self, party: Party):
         self._party = party
 
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+    def run(self, work: Callable[[], object], seconds: float, done: Callable[[Outcome], None]) -> None:
         def begin() -> None:
             try:
                 outcome = Outcome(work(), None)

@@ -32,7 +32,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -104,7 +104,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session: str | None = None  # the name whose secret the peer has proved; None: none yet
         self.peer = "?"
         self.origin = ("", "")  # session and host of a proved peer: connections of one origin share its memory
-        self.party: Any = None  # for the role's own use: the trainer or server behind the connection
+        self.party: object = None  # for the role's own use: the trainer or server behind the connection
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
         self._direct: DirectWriter
