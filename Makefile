@@ -275,7 +275,7 @@ SANITIZER_TESTS = tests/core tests/state tests/features tests/wire/test_fuzz.py 
 .PHONY: sanitized
 sanitized: $(READY)
 	@rm -rf $(SANITIZED); mkdir -p $(SANITIZED)
-	@cp -r setup.py setup.cfg pyproject.toml dps tests benchmarks $(SANITIZED)
+	@cp -r Makefile setup.py setup.cfg pyproject.toml dps tests benchmarks $(SANITIZED)
 	@find $(SANITIZED) \( -name '*.so' -o -name __pycache__ \) -prune -exec rm -rf {} +
 	@cd $(SANITIZED) && DPS_BUILD=sanitized $(abspath $(PY)) setup.py -q build_ext --inplace
 

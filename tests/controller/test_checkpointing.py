@@ -157,7 +157,7 @@ def check(url, name, clock):
     [
         pytest.param(0, "sum", id="BSP with sums"),
         pytest.param(3, None, id="SSP"),
-        pytest.param(math.inf, None, id="asynchronous", marks=pytest.mark.slow),
+        pytest.param(math.inf, None, id="asynchronous", marks=pytest.mark.thorough),
     ],
 )
 def test_exactly_the_pushes_before_one_clock(cluster, pool, store, staleness, aggregate):

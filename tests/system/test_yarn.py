@@ -229,7 +229,6 @@ session.stop()
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_spark_on_the_same_yarn_uses_the_tables(yarn, ps, tmp_path):
     before = pulled(ps)
     (tmp_path / "client").write_bytes(pickle.dumps(ps.client()))

@@ -443,7 +443,7 @@ def test_what_the_dial_refuses(ready):
         ps.drop_table("sums")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_automatic_setting(ready):
     """One that pauses now and then: the bound rises from 1, and a number ends it."""
     _client, ps = ready

@@ -645,8 +645,8 @@ def dies(trainer, parts, folder):
 
 
 @pytest.mark.processes
-@pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, math.inf])
+@pytest.mark.thorough
+@pytest.mark.parametrize("staleness", [math.inf, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_trainer_and_its_portions(tmp_path, staleness):
     with (
         dps.LocalCluster(trainers=3, dashboard_address=None) as cluster,

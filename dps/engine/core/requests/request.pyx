@@ -58,7 +58,7 @@ cdef class Parts:
             self._most = 2 * count
         return 0
 
-    def divide(self, TableState table not None, header not None, const uint8_t[::1] body) -> list | None:
+    def divide(self, TableState table not None, header not None, const uint8_t[::1] body):
         """Cut a request whose body begins with counts and keys, all of which it has, or names a range.
 
         Returns of each part its shard, its first row, and which rows of the request it has: from, and up to; None for
