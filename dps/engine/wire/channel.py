@@ -232,7 +232,7 @@ class Channel:
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         deadline = None
-        rest = byte_views(buffers)
+        rest = [memoryview(each) for each in byte_views(buffers)]
         while rest:
             try:
                 sent = self._socket.send(rest)

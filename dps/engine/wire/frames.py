@@ -237,7 +237,7 @@ def unpack_arrays(text_bytes: int, body: memoryview) -> tuple[dict[str, Any], li
         raise ProtocolError(f"a piece of a dump that cannot be read: {error}") from None
 
 
-def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
+def byte_views(buffers: Iterable[Buffer]) -> list[bytes | memoryview]:
     """The buffers of a message as a transport or socket takes them: flat bytes, and none that is empty.
 
     The reason: uvloop refuses an empty array of two dimensions, and asyncio counts what is left of a buffer by its
@@ -246,7 +246,14 @@ def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
     >>> [len(view) for view in byte_views([b"head", np.empty((3, 0)), np.zeros((2, 2)), b""])]
     [4, 32]
     """
-    return [view.cast("B") for buffer in buffers if (view := memoryview(buffer)).nbytes]
+    return [flat for flat in map(_flat, buffers) if len(flat)]
+
+
+def _flat(buffer: Buffer) -> bytes | memoryview:
+    if type(buffer) is bytes:  # as most are: nothing is to be made of them
+        return buffer
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else b""
 
 
 def pack_item(content: bytes) -> bytes:
