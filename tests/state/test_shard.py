@@ -350,6 +350,21 @@ def test_checks_name_shard_and_rows() -> None:
     KeyedShard(TableSpec("k"), 0).check(np.array([5]), 0, 1)
 
 
+@pytest.mark.parametrize("rule", [PUSH, ADD, ASSIGN, DELETE])
+@pytest.mark.parametrize("aggregate", [None, "sum"])
+@pytest.mark.parametrize(
+    ("keys", "start"), [([3, 6], 0), ([2, 3], 0), ([2**63 - 1, 4], 0), (None, 5), (None, -(2**63))]
+)
+def test_an_op_on_rows_that_are_not_there_changes_none(rule: int, aggregate: str | None, keys, start: int) -> None:
+    """Requests are checked before they become ops; a dump brings ops to a shard that is not there yet."""
+    shard = make_shard(TableSpec("w", rows=10, shards=3, aggregate=aggregate), 1)  # rows 3 to 5
+    before, values = shard.rows.copy(), np.ones((2, 0 if rule == DELETE else 1), np.float32)
+    with pytest.raises(ValueError, match="rows"):
+        shard.apply(Op(rule, None if keys is None else np.array(keys), start, values, 1, 1))
+    np.testing.assert_array_equal(shard.rows, before)
+    assert shard.sums is None or not shard.sums.touched.any()
+
+
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
 HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])

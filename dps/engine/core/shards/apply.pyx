@@ -14,7 +14,7 @@ from libc.stdlib cimport free, malloc
 cimport numpy as cnp
 
 from dps.engine.core.arrays cimport int64s, memory
-from dps.engine.core.bounds cimport dps_all_inside, range_inside, refuse_rows, rows_listed
+from dps.engine.core.bounds cimport range_inside, rows_listed
 from dps.engine.core.shards.cuts cimport dps_flag, fill_vacancies, has_room, save_rows
 from dps.engine.core.shards.initializers cimport dps_filling, fill_new_rows, fill_range_rows
 from dps.engine.core.shards.optimizers cimport Kernel
@@ -69,15 +69,11 @@ cdef int step_rows(ShardState shard, const RowsOp *op, int64_t *index, object wh
     saved copies of a cut have to follow (`may_follow`).
     """
     if op.keys == NULL:
-        if whole is not None:
-            range_inside(op.start - shard.low, op.count, shard.rows.shape[0])
         return change_rows(shard, op, NULL, op.start - shard.low, whole)
     if shard.index is not None:
         _insert(shard, op, index)
     else:
         _number(op, shard.low, index)
-        if whole is not None and not dps_all_inside(index, op.count, shard.rows.shape[0]):
-            refuse_rows(_array(index, op.count), 0, op.count, shard.rows.shape[0], 0)
     return change_rows(shard, op, index, 0, whole)
 
 
@@ -195,8 +191,6 @@ def add_to_sums(ShardState shard not None, op not None) -> None:
     cdef RowsOp read
     cdef int64_t *index
     held = _read(shard, op, &read)
-    if read.keys == NULL:
-        range_inside(read.start - shard.low, read.count, shard.rows.shape[0])
     index = _room(read.count)
     try:
         sum_rows(shard, &read, index)
@@ -244,6 +238,8 @@ cdef tuple _read(ShardState shard, object op, RowsOp *read):
         read.keys = int64s(keys)
         if cnp.PyArray_SIZE(keys) != read.count:
             raise ValueError(f"{cnp.PyArray_SIZE(keys)} keys, and {read.count} rows")
+    if shard.index is None:
+        _check_numbers(shard, read)
     if after is not None:
         after = _rows(shard, after, read.count, width)
         read.after = cnp.PyArray_DATA(after)
@@ -251,6 +247,17 @@ cdef tuple _read(ShardState shard, object op, RowsOp *read):
         values = _rows(shard, values, read.count, shard.dim)
         read.values = cnp.PyArray_DATA(values)
     return keys, values, after
+
+
+cdef int _check_numbers(ShardState shard, const RowsOp *op) except -1:
+    """Refuse rows that a shard whose keys are numbers has not."""
+    cdef int64_t low = shard.low, rows = shard.rows.shape[0], n
+    if op.keys == NULL:
+        return range_inside(op.start - low, op.count, rows)
+    for n in range(op.count):
+        if not low <= op.keys[n] < low + rows:
+            raise ValueError(f"row {op.keys[n]}, and the shard has rows {low} to {low + rows - 1}")
+    return 0
 
 
 cdef cnp.ndarray _rows(ShardState shard, cnp.ndarray values, int64_t count, int64_t columns):
