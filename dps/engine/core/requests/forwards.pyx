@@ -133,7 +133,7 @@ cdef class OwedAnswer:
 
 
 cdef int64_t bytes_of(tuple buffers) except -1:
-    return sum([len(buffer) for buffer in buffers])  # bytes, or views of bytes
+    return sum([len(buffer) for buffer in buffers]) if buffers else 0  # bytes, or views of bytes
 
 
 cdef Forward new_forward(const dps_header *head, const Span *spans, int count, int64_t row_bytes, list owed_answers):
@@ -273,7 +273,8 @@ cdef class Forward:
             memcpy(out, keys + 8 * row, of_keys)
         memcpy(out + of_keys, values + self._row_bytes * row, of_values)
         memset(out + of_keys + of_values, 0, padding)
-        memcpy(out + of_keys + of_values + padding, PyBytes_AS_STRING(b"".join(self._more)), of_more)
+        if of_more:
+            memcpy(out + of_keys + of_values + padding, PyBytes_AS_STRING(b"".join(self._more)), of_more)
         return 0
 
     def _views(self, bint listed, int64_t padding) -> tuple:
