@@ -161,6 +161,9 @@ def test_places_for_the_answers_of_several_tables(client):
         client.pull_async({"a": [1, 2], "b": None}, out=outs).result(),
     ):
         assert all(answers[name] is outs[name] for name in outs)
+    for wrong in (np.zeros(3), 5, [np.zeros(3)]):
+        with pytest.raises(InputError, match=f"a mapping .*; not {type(wrong).__name__}"):
+            client.pull({"a": [1, 2], "b": None}, out=wrong)
 
 
 def test_rows_of_several_tables_are_deleted_at_once(client):

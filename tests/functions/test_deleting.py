@@ -9,7 +9,7 @@ from distributed import Client
 import dps
 from dps.engine.state.ops import ADD, Op, TableSpec
 from dps.engine.state.shard import make_shard
-from dps.errors import FunctionError, InputError
+from dps.errors import FunctionError, InputError, InputTypeError
 from dps.functions import Rows, deleting
 
 
@@ -67,6 +67,12 @@ def test_what_is_no_mask_is_refused():
         keyed_rows().delete(np.array([1, 2]))
     with pytest.raises(InputError, match="declare it with"):
         keyed_rows(changes=False).delete(np.zeros(6, np.bool_))
+
+
+@pytest.mark.parametrize("wrong", [deleting(lambda rows: rows.values[:, 0] < 3), 3, None])
+def test_what_is_no_predicate_is_refused(wrong):
+    with pytest.raises(InputTypeError, match=r"a plain function of rows, not .*; ps.call runs a dps.Function"):
+        deleting(wrong)
 
 
 @pytest.mark.parametrize("copies", [1, 2])

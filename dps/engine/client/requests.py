@@ -200,9 +200,10 @@ def weight_of(spec: TableSpec, rows: object, clocked: bool) -> int:
     return int(rows)
 
 
-def outs_of(out: Any) -> Mapping[object, np.ndarray]:
-    if isinstance(out, np.ndarray):
-        raise InputError("out of several tables is a mapping {table: array}, as the tables are")
+def outs_of(out: object) -> Mapping[Any, np.ndarray]:
+    if out is not None and not isinstance(out, Mapping):
+        what = type(out).__name__
+        raise InputError(f"out of several tables is a mapping {{table: array}}, as the tables are; not {what}")
     return out or {}
 
 

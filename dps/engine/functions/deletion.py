@@ -8,7 +8,7 @@ import numpy as np
 
 from dps.engine.functions.definition import Function
 from dps.engine.functions.rows import Rows
-from dps.errors import InputError
+from dps.errors import InputError, InputTypeError
 
 __all__ = ["deleting"]
 
@@ -44,6 +44,11 @@ def deleting(predicate: Callable[..., object]) -> Function:
     Function
         To be registered and called as any other.
 
+    Raises
+    ------
+    InputTypeError
+        The predicate is a :class:`Function`, or no function at all.
+
     Examples
     --------
     >>> import dps
@@ -56,6 +61,11 @@ def deleting(predicate: Callable[..., object]) -> Function:
     ...         ps.call(cold, counts, least=3), len(counts)
     (1, 2)
     """
+    if isinstance(predicate, Function) or not callable(predicate):
+        raise InputTypeError(
+            f"a predicate is a plain function of rows, not {predicate!r:.100}; ps.call runs a dps.Function, also one "
+            "of dps.functions.deleting"
+        )
     function = Function(Deletion(predicate), changes=True)
     function.merge(sum)
     return function
