@@ -99,6 +99,7 @@ class DenseParameters:
     Examples
     --------
     >>> import torch
+    >>> _ = torch.manual_seed(0)
     >>> def train(trainer, partitions):
     ...     line = torch.nn.Linear(1, 1)
     ...     dense = dps.torch.DenseParameters(trainer, "line", line)
