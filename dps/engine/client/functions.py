@@ -92,7 +92,7 @@ class Running:
     stamp: Header
     asked: set[int]  # shards whose effect does not count yet, as far as the client knows, and is not prepared
     prepared: list[RunOfShards] = dataclasses.field(default_factory=list)  # their effects wait for COMMIT, or may
-    values: dict[int, object] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
+    values: dict[int, object] = dataclasses.field(default_factory=dict)  # results of the function, by shard
     shortened: bool = False  # the message has hashes in place of content
     sent: list[SentRun] = dataclasses.field(default_factory=list)  # requests on their way, before answers are taken
     error: DPSError | None = None  # the error that ended the call

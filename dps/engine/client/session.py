@@ -534,7 +534,7 @@ class ClientSession:
         self._settle()
 
     def close(self) -> None:
-        """What was not waited for is lost."""
+        """Close all connections. A push whose result was not waited for may be lost."""
         self._closing(self._close)
 
     def _close(self) -> None:

@@ -42,7 +42,7 @@ class Runner(Protocol):
 
 
 class TimerHandle(Protocol):
-    """What stops a call that was to come later."""
+    """A call that the loop will make later, and that can be cancelled until then."""
 
     def cancel(self) -> object: ...
 

@@ -27,7 +27,7 @@ CHANGES = {
 
 
 class ReadingClient:
-    """What the handles of a task go through: the calls of a client that change nothing."""
+    """A client for the handles of a Dask task. It reads only, because Dask may run the task several times."""
 
     def __init__(self, client: Client):
         self.ticket, self._client = client.ticket, client

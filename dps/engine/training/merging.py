@@ -108,7 +108,7 @@ class MergeTarget(NamedTuple):
 
 
 class Merging:
-    """What a trainer has merged, and not sent yet."""
+    """The changes that a trainer has merged by key and has not sent yet, so that a tick sends each key once."""
 
     def __init__(self, client: Client):
         self._client = client

@@ -377,7 +377,7 @@ class Trainer(MergingVerbs):
         participant.move(clock)
         return clock
 
-    def _merge(self, how: str, table: TableLike | Changes[T], keys: Keys, values: Values) -> None:  # of `MergingVerbs`
+    def _merge(self, how: str, table: TableLike | Changes[T], keys: Keys, values: Values) -> None:  # increment, merge_max and merge_min call it
         if self._merging is None:
             self._merging = Merging(self._client)
         self._merging.add(how, table, keys, values)

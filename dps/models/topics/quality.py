@@ -9,7 +9,7 @@ __all__ = ["leading_words", "shared_documents", "u_mass"]
 
 
 def leading_words(components: np.ndarray, count: int) -> np.ndarray:
-    """Of each topic the words with the largest components, the largest first; of equal ones, the first."""
+    """The words [topics, count] that have the largest components of each topic, the largest first."""
     return np.argsort(-components, axis=1, kind="stable")[:, :count]
 
 

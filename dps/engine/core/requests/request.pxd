@@ -6,7 +6,7 @@ from dps.engine.core.shards.states cimport TableState
 
 
 cdef struct Part:  # of a request: what falls to one shard
-    int64_t number  # of the shard
+    int64_t number  # the shard's number in the table
     void *replica  # a ReplicaState, which its table holds,
     void *shard  # and its ShardState
     const int64_t *keys  # NULL: the rows from `start` on
