@@ -166,7 +166,7 @@ class TrainerReport(NamedTuple):
 
 
 class ServerReport:
-    """Counts and times of a server's work since it began. The report is a plain dict; this class only writes and checks it."""
+    """Counts and times of a server's work since it began: a plain dict, which this class writes and checks."""
 
     @staticmethod
     def encode(report: Mapping[str, object]) -> bytes:

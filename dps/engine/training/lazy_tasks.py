@@ -141,7 +141,7 @@ def rehearsal(ticket: Ticket, trainers: int) -> Trainer:
 
 
 class Rehearsal:
-    """A run of one trainer without servers' effects: it meets no other trainer, and its pushes are dropped."""
+    """The run of a trainer that rehearses: it meets no other trainer, and its pushes are dropped."""
 
     run, number, incarnation = -1, 0, 0
     staleness, reached, warm_start = math.inf, 0, 0

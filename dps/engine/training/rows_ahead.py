@@ -161,7 +161,8 @@ class SentPull:
     def __init__(self, wanted: WantedRows, others_clock: float, pending: Pending[dict[TableLike, np.ndarray]]):
         self.wanted, self.others_clock = wanted, others_clock
         self._pending = pending
-        self._again: Pending[dict[TableLike, np.ndarray]] | None = None  # a second pull, because some rows had become stale
+        # A second pull, because some rows had become stale meanwhile.
+        self._again: Pending[dict[TableLike, np.ndarray]] | None = None
         self._masks: dict[TableLike, np.ndarray] = {}
         self._stale: dict[TableLike, StaleRows] = {}
         self._names: dict[TableLike, str] = {}

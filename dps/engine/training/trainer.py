@@ -377,7 +377,8 @@ class Trainer(MergingVerbs):
         participant.move(clock)
         return clock
 
-    def _merge(self, how: str, table: TableLike | Changes[T], keys: Keys, values: Values) -> None:  # increment, merge_max and merge_min call it
+    def _merge(self, how: str, table: TableLike | Changes[T], keys: Keys, values: Values) -> None:
+        """Merge changes by key until the next tick: increment, merge_max and merge_min end here."""
         if self._merging is None:
             self._merging = Merging(self._client)
         self._merging.add(how, table, keys, values)

@@ -9,7 +9,6 @@ leaves ops to Python that saved copies of a cut have to follow.
 """
 
 from libc.stdint cimport int64_t, uint8_t
-from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
@@ -189,25 +188,17 @@ cdef void _number(const RowsOp *op, int64_t low, int64_t *index) noexcept nogil:
 def add_to_sums(ShardState shard not None, op not None) -> None:
     """Add the values of an op to the sums of its clock."""
     cdef RowsOp read
-    cdef int64_t *index
     held = _read(shard, op, &read)
-    index = _room(read.count)
-    try:
-        sum_rows(shard, &read, index)
-    finally:
-        free(index)
+    cdef cnp.ndarray numbers = _room(read.count)
+    sum_rows(shard, &read, <int64_t *> cnp.PyArray_DATA(numbers))
 
 
 def step(ShardState shard not None, op not None) -> None:
     """Find the rows of an op, create those that are new, and change all of them as its rule says."""
     cdef RowsOp read
-    cdef int64_t *index
     held = _read(shard, op, &read)
-    index = _room(read.count)
-    try:
-        step_rows(shard, &read, index, op)
-    finally:
-        free(index)
+    cdef cnp.ndarray numbers = _room(read.count)
+    step_rows(shard, &read, <int64_t *> cnp.PyArray_DATA(numbers), op)
 
 
 def change(ShardState shard not None, op not None, cnp.ndarray index not None, int64_t start) -> None:
@@ -280,9 +271,7 @@ cdef cnp.ndarray _array(const int64_t *index, int64_t count):
     return cnp.PyArray_SimpleNewFromData(1, &size, cnp.NPY_INT64, <void *> index)
 
 
-cdef int64_t *_room(int64_t count) except NULL:
+cdef cnp.ndarray _room(int64_t count):
     """Memory for the numbers of so many rows."""
-    cdef int64_t *index = <int64_t *> malloc(count * sizeof(int64_t) + 1)
-    if index == NULL:
-        raise MemoryError
-    return index
+    cdef cnp.npy_intp size = count
+    return cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
