@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse
 
 import dps
 from dps.errors import InputError, InputTypeError
@@ -84,9 +83,11 @@ def survey_with_squares(piece: Piece) -> tuple[Survey, float]:
 def squares_of(piece: Piece) -> float:
     """The sum of the squares of all features, by the rows' weights."""
     X = piece.block
-    squares = X.multiply(X) if scipy.sparse.issparse(X) else X * X
-    lengths = np.asarray(squares.sum(axis=1, dtype=np.float64)).reshape(-1)
-    return float(lengths.sum() if piece.weights is None else lengths @ piece.weights)
+    if isinstance(X, np.ndarray):
+        lengths = np.einsum("ij,ij->i", X, X, dtype=np.float64)
+        return float(lengths.sum() if piece.weights is None else lengths @ piece.weights)
+    squares = np.square(X.data, dtype=np.float64)  # not by scipy's sums, because these need a number for each column
+    return float(squares.sum() if piece.weights is None else squares @ np.repeat(piece.weights, np.diff(X.indptr)))
 
 
 def train(trainer: dps.Trainer, pieces: Sequence[Piece], plan: MachinePlan) -> MachineReport:
