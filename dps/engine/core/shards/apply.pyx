@@ -95,10 +95,12 @@ cdef int _insert(ShardState shard, const RowsOp *op, int64_t *index) except -1:
     born.first = shard.index.end
     if not has_room(shard, new):
         if shard.cut is None and (op.rule == OP_ROWS or new >= MANY_KEYS):  # they are mostly of rows that there are
-            new = shard.index.find_rows(op.keys, op.count, index)
+            with nogil:
+                new = shard.index.find_rows(op.keys, op.count, index)
         shard.reserve(new)
     if new == 0 and op.count > 0:
-        shard.index.make_room(op.count)  # so that an index that grows goes on with that, as an insertion does
+        with nogil:
+            shard.index.make_room(op.count)  # so that an index that grows goes on with that, as an insertion does
     elif is_large:
         with nogil:
             shard.index.insert_rows(op.keys, op.count, index)
@@ -175,11 +177,19 @@ cdef cnp.ndarray _numbers(ShardState shard, const RowsOp *op):
     return shard.numbers_at(clock) if numbers is None else numbers
 
 
-cdef void _number(const RowsOp *op, int64_t low, int64_t *index) noexcept nogil:
+cdef void _number(const RowsOp *op, int64_t low, int64_t *index) noexcept:
     """The rows of keys that are numbers."""
+    if op.count < LARGE:
+        _subtract(op.keys, op.count, low, index)
+    else:
+        with nogil:
+            _subtract(op.keys, op.count, low, index)
+
+
+cdef void _subtract(const int64_t *keys, int64_t count, int64_t low, int64_t *index) noexcept nogil:
     cdef int64_t n
-    for n in range(op.count):
-        index[n] = op.keys[n] - low
+    for n in range(count):
+        index[n] = keys[n] - low
 
 
 # -- the same for ops of Python
@@ -245,9 +255,14 @@ cdef int _check_numbers(ShardState shard, const RowsOp *op) except -1:
     cdef int64_t low = shard.low, rows = shard.rows.shape[0], n
     if op.keys == NULL:
         return range_inside(op.start - low, op.count, rows)
-    for n in range(op.count):
-        if not low <= op.keys[n] < low + rows:
-            raise ValueError(f"row {op.keys[n]}, and the shard has rows {low} to {low + rows - 1}")
+    with nogil:
+        for n in range(op.count):
+            if not low <= op.keys[n] < low + rows:
+                break
+        else:
+            n = op.count
+    if n < op.count:
+        raise ValueError(f"row {op.keys[n]}, and the shard has rows {low} to {low + rows - 1}")
     return 0
 
 
