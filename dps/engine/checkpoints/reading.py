@@ -12,6 +12,7 @@ from dps.engine.checkpoints.manifest import Checkpoint
 from dps.engine.checkpoints.shard_file import FileRecord, ShardFile
 from dps.engine.checkpoints.store import Store
 from dps.engine.core.shards.ledger import Ledger
+from dps.engine.state.ages import restore_ages
 from dps.engine.state.op_views import DeleteOp
 from dps.engine.state.ops import NO_CLOCK
 from dps.engine.state.shard import DenseShard, KeyedShard
@@ -187,6 +188,8 @@ def fill(shard: DenseShard | KeyedShard, saved: SavedShard, origins: Origins = U
             shard.load(where, rows)  # type: ignore[arg-type]
     ledger = origins.take_over(saved.ledger) if "last" in saved.ledger else Ledger()
     shard.restore(clock=int(saved.metadata.get("latest", 0)), version=0, ledger=ledger)
+    if "ages" in saved.metadata:
+        restore_ages(shard, saved.metadata["ages"])
 
 
 def fill_all(

@@ -45,6 +45,7 @@ from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
+from dps.engine.state.life import Expiry, life_of
 from dps.engine.state.names import check_name, table_name
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
@@ -286,6 +287,9 @@ class ParameterServer:
         copies: int | None = None,
         ack: str = "copies",
         partition: Partition | Callable[[np.ndarray], np.ndarray] | None = None,
+        expire: Expiry | Sequence[Expiry] | None = None,
+        max_bytes: int | str | None = None,
+        evict: str | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -332,6 +336,17 @@ class ParameterServer:
             key, always. Clients and servers call it for the keys of each request, so it has to be fast; it travels with
             the table, also into checkpoints, as :class:`dps.Optimizer` of your own do. By default each key is placed by
             its own hash.
+        expire : Expiry or sequence of Expiry, optional
+            Which rows of a keyed table go by themselves: :class:`dps.ExpireUnused` and :class:`dps.ExpireSmall`. By
+            default rows stay until they are deleted.
+        max_bytes : str or int, optional
+            How many bytes the rows of a keyed table may take, with their state and with the index of their keys:
+            ``"1 GiB"``, or a number. The bytes are those of one copy, on all servers together; each shard has an equal
+            part.
+        evict : {"lru", "lfu", "norm", "refuse"}, optional
+            What happens when they are full. The rows go that were not used for longest (the default), that were used
+            least often, or whose values have the smallest Euclidean norm; ``"refuse"`` refuses pushes of new keys. A
+            row that went is as if it had never been: its next push begins anew.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again.
@@ -361,6 +376,7 @@ class ParameterServer:
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         copies = self.copies if copies is None else copies
         spec = dataclasses.replace(spec, copies=copies, ack=ack, partition=placed)
+        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))

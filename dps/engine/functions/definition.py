@@ -125,10 +125,11 @@ class Function:
             raise self._refusal(spec, f"it takes {', '.join(self.dtypes)}, and the table is {spec.dtype}")
         if self.dim is not None and spec.dim != self.dim:
             raise self._refusal(spec, f"it takes rows of dim {self.dim}, and the table's have {spec.dim}")
-        if self.slots is not None and spec.slots != self.slots:
+        if self.slots is not None and spec.state_columns != self.slots:
             optimizer = type(spec.optimizer).__name__
             raise self._refusal(
-                spec, f"it takes rows with {self.slots} columns of state, and those of {optimizer} have {spec.slots}"
+                spec,
+                f"it takes rows with {self.slots} columns of state, and those of {optimizer} have {spec.state_columns}",
             )
 
     def _refusal(self, spec: TableSpec, why: str) -> InputError:

@@ -104,7 +104,7 @@ class Rows:
     @property
     def state_before(self) -> np.ndarray:
         """The optimizer's state before the function, [m, slots], read-only."""
-        return _read_only(self._selection.rows[:, self.spec.dim :])
+        return _read_only(self._selection.rows[:, self._state])
 
     @property
     def values(self) -> np.ndarray:
@@ -118,7 +118,7 @@ class Rows:
     @property
     def state(self) -> np.ndarray:
         """The optimizer's state, [m, slots]. A changing function may change it."""
-        return self._written()[:, self.spec.dim :] if self._changes else self.state_before
+        return self._written()[:, self._state] if self._changes else self.state_before
 
     @state.setter
     def state(self, state: np.ndarray) -> None:
@@ -191,8 +191,7 @@ class Rows:
 
     def _check_derived(self, old: np.ndarray, new: np.ndarray) -> None:
         """Refuse new values beside an old state from which the optimizer would derive the old values again."""
-        dim = self.spec.dim
-        if np.array_equal(old[:, dim:], new[:, dim:]) and not np.array_equal(old, new):
+        if np.array_equal(old[:, self._state], new[:, self._state]) and not np.array_equal(old, new):
             raise InputError(
                 f"table {self.spec.name!r}: {type(self.spec.optimizer).__name__} derives the values from its state, so "
                 f"the next push would undo the change; change `rows.state`, too"
@@ -220,6 +219,11 @@ class Rows:
             self._copy = Writable(rows)
         assert self._copy.array is not None
         return self._copy.array
+
+    @property
+    def _state(self) -> slice:
+        """The columns of the optimizer's state."""
+        return slice(self.spec.dim, self.spec.dim + self.spec.state_columns)
 
     def _assign(self, place: np.ndarray, given: np.ndarray, what: str) -> None:
         if isinstance(given, np.ndarray) and given.__array_interface__ == place.__array_interface__:

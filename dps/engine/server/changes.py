@@ -16,8 +16,16 @@ import numpy as np
 
 from dps.engine.core.requests.forwards import Forwards, OwedAnswer
 from dps.engine.server.replicas import Replica, ReplicaPart
-from dps.engine.server.tables import ServerTable, TableRequest, control_header, more_of, rows_after, rows_header
-from dps.engine.state.ops import CLOSE, ROWS, Op
+from dps.engine.server.tables import (
+    ServerTable,
+    TableRequest,
+    control_header,
+    forget_header,
+    more_of,
+    rows_after,
+    rows_header,
+)
+from dps.engine.state.ops import CLOSE, DELETE, ROWS, Op
 from dps.engine.wire.frames import REPLAYED, RULE_ROWS, Header, encode_header
 from dps.errors import MovedError
 
@@ -74,7 +82,7 @@ class Changes:
                 self._ops.forward(encode_header(header), fresh, request.keys, values, owed, more_of(ops[0]))
 
     def control(self, table: ServerTable, epoch: int, replicas: Sequence[Replica], op: Op, owed: OwedAnswer) -> None:
-        """Apply an op without rows to these replicas, and to those behind them in their chains."""
+        """Apply an op of the primary's own to these replicas, and to those behind them in their chains."""
         with self.whole():
             for replica in replicas:
                 made = op
@@ -97,7 +105,12 @@ class Changes:
         if replica.successor is None:
             return
         number, part = replica.number, ReplicaPart(replica, op.keys, op.start, 0, len(op.values))
-        header = rows_header(table.spec.id, number, op) if op.rule == ROWS else control_header(table.spec.id, epoch, op)
+        if op.rule == ROWS:
+            header = rows_header(table.spec.id, number, op)
+        elif op.rule == DELETE:
+            header = forget_header(table.spec.id, number, op)
+        else:
+            header = control_header(table.spec.id, epoch, op)
         fresh = [(part, replica.shard.version)]
         self._ops.forward(encode_header(header), fresh, op.keys, op.values, owed, more_of(op))
 

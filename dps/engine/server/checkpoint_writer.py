@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from dps.engine.checkpoints.shard_file import Piece
-    from dps.engine.state.snapshot import Cut
+    from dps.engine.state.ages import stored_ages
+from dps.engine.state.snapshot import Cut
 
 __all__ = ["CheckpointWriter", "Writing", "WritingThread"]
 
@@ -135,7 +136,7 @@ class CheckpointWriter:
                 writing.pieces(cut),
                 increment=cut.changed_only,
                 ledger=writing.wait(cut.ledger.to_arrays, False) | {"removed": cut.removed},
-                metadata={"latest": cut.latest, "clock": cut.clock},
+                metadata={"latest": cut.latest, "clock": cut.clock} | writing.wait(stored_ages, replica.shard),
                 storage_options=storage_options,
             )
 

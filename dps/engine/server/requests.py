@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from dps.engine.core.shards.rows import all_finite
 from dps.engine.server.beside_thread import Carrier
 from dps.engine.server.changes import Changes
 from dps.engine.server.closings import Closings, Settled
+from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
@@ -93,6 +95,8 @@ class ServerRole:
         Carries out large ops beside the endpoint's loop.
     meters : ServerMeter, optional
         By default, one that takes the time from the endpoint.
+    wall : callable, optional
+        Returns seconds since 1970, for the ages of rows.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class ServerRole:
         runner: Runner,
         beside: Carrier,
         meters: ServerMeter | None = None,
+        wall: Callable[[], float] = time.time,
     ):
         self.endpoint, self.session, self.number = endpoint, session, number
         self.tables: dict[int, ServerTable] = {}
@@ -121,6 +126,7 @@ class ServerRole:
         self.functions = FunctionCalls(self, runner)
         self.large = LargeOps(endpoint, self.functions, beside)
         self.closings = Closings(self, self.functions, self.large)
+        self.forgetting = Forgetting(self, wall)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
@@ -181,6 +187,7 @@ class ServerRole:
             self.relay.tick()
             if self.functions.holds:
                 self.functions.drop_lost()
+            self.forgetting.tick()
             self.large.tidy(replica for table in self.tables.values() for replica in table.replicas.values())
             self.endpoint.later(HEARTBEAT_SECONDS, self._tick)
 
@@ -439,7 +446,9 @@ class ServerRole:
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
+        ways = self.forgetting.ways(table, op.rule, request.parts)
         owed = OwedAnswer()
+        self.forgetting.make_way(ways)
         self.changes.push(header, ops, request, values, owed)
 
         def reply() -> None:

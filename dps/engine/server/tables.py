@@ -9,20 +9,20 @@ import numpy as np
 from dps.engine.core.requests.request import Parts
 from dps.engine.core.shards.states import TableState
 from dps.engine.server.replicas import Replica, ReplicaPart
-from dps.engine.state.op_views import CloseOp, RetireOp
-from dps.engine.state.ops import ADD, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
+from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp
+from dps.engine.state.ops import ADD, AGE, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
 from dps.engine.state.partition import group, shard_bits
 from dps.engine.state.shard import DenseShard
 from dps.engine.telemetry.server_meter import TableMeter
 from dps.engine.telemetry.snapshot import HeldRows
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_array, padded, unpack_items
-from dps.engine.wire.headers import CloseSums, RetireOrigins, Scan
+from dps.engine.wire.headers import AgeRows, CloseSums, RetireOrigins, Scan
 from dps.engine.wire.protocols import RoleConnection
 from dps.errors import InputError, KeyRangeError, LimitError, MovedError, ProtocolError
 
 __all__ = ["MAX_KEPT_RESULT_BYTES", "MAX_MORE_BYTES", "ServerTable", "TableRequest", "control_header", "more_of"]
-__all__ += ["op_of", "rows_after", "rows_header"]
+__all__ += ["forget_header", "op_of", "rows_after", "rows_header"]
 
 # flags of a frame -> rule of the op
 RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
@@ -50,6 +50,7 @@ class ServerTable(TableState):
         self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
         self.dtype = np.dtype(spec.dtype)
         self._parts = Parts()
+        self.evicted = self.expired = self.refused = 0  # rows that went, and requests, since the table is here
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,
@@ -219,7 +220,8 @@ class ServerTable(TableState):
         for number, replica in sorted(self.replicas.items()):
             by_role[replica.primary].append(number)
         kept = sum(replica.shard.kept for replica in self.replicas.values() if not replica.joining)
-        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept)
+        gone = self.evicted, self.expired, self.refused
+        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept, *gone)
 
 
 def op_of(header: Header) -> Op:
@@ -271,11 +273,30 @@ def rows_header(table: int, shard: int, op: Op) -> Header:
     )
 
 
+def forget_header(table: int, shard: int, op: Op) -> Header:
+    """The header of a DELETE by which a primary forgets rows, for the backups."""
+    delete, flags = DeleteOp.of(op), frames.RULE_DELETE
+    return Header(
+        frames.REPLICATE,
+        flags,
+        table=table,
+        clock=delete.clock,
+        parties=delete.parties,
+        shard=shard,
+        shards=1,
+        count=delete.length,
+        rows=op.rows,
+    )
+
+
 def control_header(table: int, epoch: int, op: Op) -> Header:
     """The header of an op without rows, for the backups of a table."""
     if op.rule == RETIRE:
         retire = RetireOp.of(op)
         return RetireOrigins(table, epoch, retire.first, retire.origins).header()
+    if op.rule == AGE:
+        age = AgeOp.of(op)
+        return AgeRows(table, epoch, age.time, age.clock, age.ops).header()
     close = CloseOp.of(op)
     return CloseSums(table, epoch, close.clock, close.action).header()
 
@@ -285,5 +306,8 @@ def control_op(header: Header) -> Op:
     if RetireOrigins.matches(header):
         retire = RetireOrigins.of(header)
         return RetireOp(retire.first, retire.origins).op()
+    if AgeRows.matches(header):
+        age = AgeRows.of(header)
+        return AgeOp(age.time, age.clock, age.ops).op()
     close = CloseSums.of(header)
     return CloseOp(close.clock, close.what).op()

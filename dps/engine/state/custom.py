@@ -125,9 +125,10 @@ class Custom(Optimizer):
             return
         chosen = index if len(index) else slice(start, start + len(updates))
         dim = updates.shape[1]
-        values, state = rows[chosen, :dim].copy(), rows[chosen, dim:].copy()
+        end = dim + self.columns  # behind it, rows may have records
+        values, state = rows[chosen, :dim].copy(), rows[chosen, dim:end].copy()
         self._update(values, state, updates, int(numbers[0]))
-        rows[chosen, :dim], rows[chosen, dim:] = values, state
+        rows[chosen, :dim], rows[chosen, dim:end] = values, state
 
     def _update(self, values: np.ndarray, state: np.ndarray, gradients: np.ndarray, clock: int) -> None:
         if self.opened is None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dps.engine.state.ops import CLOSE, CLOSING, DELETE, RETIRE, ROWS, Op
+from dps.engine.state.ops import AGE, CLOSE, CLOSING, DELETE, RETIRE, ROWS, Op
 
-__all__ = ["CloseOp", "DeleteOp", "RetireOp", "SteppedOp"]
+__all__ = ["AgeOp", "CloseOp", "DeleteOp", "RetireOp", "SteppedOp"]
 
 NO_VALUES = np.empty((0, 1))  # of an op without rows
 NOT_SAID = -1  # the `rows` of an op that stands for no rows of data
@@ -46,6 +46,21 @@ class RetireOp(NamedTuple):
     @classmethod
     def of(cls, op: Op) -> RetireOp:
         return cls(op.start, op.parties)
+
+
+class AgeOp(NamedTuple):
+    """AGE: a new moment begins. The op has no rows. See `ages.py`."""
+
+    time: int  # milliseconds since 1970
+    clock: int  # the latest of the trainers that the primary knows
+    ops: int  # that a moment lasts from now on; 0: until the next AGE
+
+    def op(self) -> Op:
+        return Op(AGE, None, self.time, NO_VALUES, self.clock, self.ops)
+
+    @classmethod
+    def of(cls, op: Op) -> AgeOp:
+        return cls(op.start, op.clock, op.parties)
 
 
 class DeleteOp(NamedTuple):

@@ -16,13 +16,14 @@ from dps.engine.core.shards.initializers import RowStart
 from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.engine.state.custom import Custom, custom
 from dps.engine.state.initializers import Initializer, Zeros, initializer_from_dict
+from dps.engine.state.life import MIN_SHARD_ROWS, RowLife, record_columns, rows_within
 from dps.engine.state.names import check_name
 from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
 from dps.engine.state.recipes import Description
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["ADD", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
+__all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
 __all__ += ["RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
 __all__ += ["html_renderers", "wants_finite"]
 
@@ -33,7 +34,8 @@ html_renderers: list[Callable[[TableSpec], str]] = []
 PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op on rows: the table's optimizer, plain addition, or replacement
 ROWS = 3  # the rule of an op that replaces whole rows, state included: the effect of a function on the servers
 DELETE = 4  # the rule of an op by which rows go
-CLOSE, RETIRE = 5, 6  # the rule of an op without rows: close the sums of a clock, or retire origins
+# The rule of an op without rows: it closes the sums of a clock, retires origins, or says how old rows become.
+CLOSE, RETIRE, AGE = 5, 6, 7
 # What a CLOSE does: it steps with the sums of clocks before its own (OLDER), steps with all sums (KEEP), or drops them,
 # because the run has failed (DROP) or because the user's optimizer has failed on the primary (FAILED).
 OLDER, KEEP, DROP, FAILED = 0, 1, 2, 3
@@ -49,11 +51,11 @@ MAX_COPIES = 8
 class Op(NamedTuple):
     """One change to one shard, as client, primary and backups see it.
 
-    The fields have the names that they have in an op that gives values to rows. CLOSE, RETIRE, DELETE, and the ROWS
-    that end a clock have other numbers to say in the same fields: `op_views.py` has a class for each of these.
+    The fields have the names that they have in an op that gives values to rows. CLOSE, RETIRE, AGE, DELETE, and the
+    ROWS that end a clock have other numbers to say in the same fields: `op_views.py` has a class for each of these.
     """
 
-    rule: int  # PUSH, ADD, ASSIGN, ROWS, DELETE, CLOSE or RETIRE
+    rule: int  # PUSH, ADD, ASSIGN, ROWS, DELETE, CLOSE, RETIRE or AGE
     keys: np.ndarray | None  # int64[m]; None: the rows start .. start + m - 1 of a dense shard
     start: int  # global row number, if keys is None
     values: np.ndarray  # table dtype [m, dim]; for ROWS [m, dim + slots]
@@ -178,6 +180,8 @@ class TableSpec:
         Number of the table in its parameter server, given by the controller.
     partition : Partition
         Which keys of a keyed table lie together on one shard.
+    life : RowLife
+        When rows of a keyed table go by themselves, and how many bytes they may take.
 
     Examples
     --------
@@ -199,6 +203,7 @@ class TableSpec:
     ack: str = "copies"
     id: int = 0
     partition: Partition = HashPartition()
+    life: RowLife = RowLife()
 
     def __post_init__(self):
         where = f"table {check_name('table', self.name)!r}"
@@ -242,6 +247,19 @@ class TableSpec:
         if self.dtype == "int64" and self.aggregate == "mean":
             raise InputError(f"{where}: a mean of int64 pushes would be cut to whole numbers; use float64")
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
+        if self.life.asks:
+            self._check_life(where)
+
+    def _check_life(self, where: str) -> None:
+        life = self.life
+        if not self.keyed:
+            raise InputError(f"{where}: rows of a dense table stay; expire= and max_bytes= are for keyed tables")
+        if life.max_bytes and self.most_rows < MIN_SHARD_ROWS:
+            least = MIN_SHARD_ROWS * self.shards * (life.max_bytes // (self.shards * max(1, self.most_rows)) + 1)
+            raise InputError(
+                f"{where}: max_bytes={life.max_bytes} is room for {self.most_rows} rows in each of {self.shards} shards"
+                f"; ask for {least} bytes or more, or for fewer shards"
+            )
 
     @property
     def keyed(self) -> bool:
@@ -254,9 +272,21 @@ class TableSpec:
         return self.partition.cells(self.shards)
 
     @property
-    def slots(self) -> int:
-        """Columns of optimizer state beside the `dim` values of a row."""
+    def state_columns(self) -> int:
+        """Columns of the optimizer's state, which follow the `dim` values of a row."""
         return self.optimizer.init(self.dim)
+
+    @property
+    def slots(self) -> int:
+        """Columns of a row beside its values: those of the optimizer's state, then those of the row's record."""
+        return self.state_columns + (record_columns(self.itemsize) if self.life.has_records else 0)
+
+    @property
+    def most_rows(self) -> int:
+        """The rows that a shard may have; 0: as many as there are keys."""
+        if not self.life.max_bytes:
+            return 0
+        return rows_within(self.life.max_bytes, self.shards, (self.dim + self.slots) * self.itemsize)
 
     @property
     def itemsize(self) -> int:
@@ -272,7 +302,7 @@ class TableSpec:
 
     def row_start(self) -> RowStart:
         """What a new row holds."""
-        return row_start(self.dim, self.optimizer, self.init)
+        return row_start(self.dim, self.optimizer, self.init, self.slots - self.state_columns)
 
     def opened(self) -> TableSpec:
         """The same with an optimizer that can step, also if it is one of the user: see ``Custom.open``."""
@@ -287,7 +317,9 @@ class TableSpec:
         """The definition as plain values, for JSON."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
-        return {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
+        plain = {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
+        del plain["life"]
+        return {**plain, "life": self.life.to_dict()} if self.life.asks else plain
 
     @classmethod
     def from_dict(cls, fields: Description) -> TableSpec:
@@ -296,6 +328,8 @@ class TableSpec:
         given = {**fields, "optimizer": optimizer, "init": init}
         if "partition" in fields:  # checkpoints of earlier versions have none
             given["partition"] = partition_from_dict(fields["partition"])
+        if "life" in fields:
+            given["life"] = RowLife.from_dict(fields["life"])
         return cls(**given)
 
 

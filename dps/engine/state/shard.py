@@ -23,9 +23,9 @@ of the rows are free, the last rows move into the free ones, and the rows, the f
 what they hold. This takes time in proportion to the rows, but so did the deletions before it.
 
 Replicas. Shards that begin equal and apply the same ops stay equal, bit for bit. So a change of a primary that is not
-an op of a client is an op as well: CLOSE (close the sums of a clock), RETIRE (retire origins). `version` counts the
-changes. Code of the user need not do the same twice: what the user's optimizer makes on the primary, of a push or of
-the sums of a clock, goes to the other replicas as rows (ROWS).
+an op of a client is an op as well: CLOSE (close the sums of a clock), RETIRE (retire origins), AGE (a new moment
+begins, see `ages.py`). `version` counts the changes. Code of the user need not do the same twice: what the user's
+optimizer makes on the primary, of a push or of the sums of a clock, goes to the other replicas as rows (ROWS).
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_ran
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
+from dps.engine.state.ages import Ages, begin_moment
 from dps.engine.state.custom import Custom
-from dps.engine.state.op_views import CloseOp, DeleteOp, RetireOp, SteppedOp
+from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
 from dps.engine.state.ops import (
     ADD,
+    AGE,
     ASSIGN,
     CLOSE,
     DELETE,
@@ -268,6 +270,10 @@ class Shard(CutShard):
         self.discarded: list[np.ndarray] = []  # arrays whose memory is to be given back beside the loop
         self.numbers = {}  # clock -> the optimizer's numbers at that clock
         self.row_start = spec.row_start()  # what a new row holds
+        self.record_at = spec.dim + spec.state_columns if spec.life.has_records else 0
+        self.most_rows = spec.most_rows
+        self.ages = Ages()
+        self.ops_of_moment = 1  # until the first AGE
 
     def apply(self, op: Op) -> bool:
         """Carry out one change. The server has checked it before, so it cannot fail half-way.
@@ -288,6 +294,8 @@ class Shard(CutShard):
         self.version += 1
         if op.rule == RETIRE:
             self.ledger.retire(*RetireOp.of(op))
+        elif op.rule == AGE:
+            begin_moment(self, AgeOp.of(op))
         elif not self._taken_over(op):
             self.carry_out(op)
         if origin:
@@ -523,6 +531,7 @@ class Shard(CutShard):
         """A twin, which shares all memory with the shard until one of the two has its own."""
         twin = copy.copy(self)
         twin.numbers, twin.discarded, twin.made_beside, twin.twin = dict(self.numbers), [], None, None
+        twin.ages = Ages(self.ages.marks)
         twin.removed, twin.removed_later = list(self.removed), list(self.removed_later)
         twin.compacted_at_once = MAX_ROWS
         if self.cut is not None:
@@ -702,9 +711,16 @@ class KeyedShard(Shard):
     def __init__(self, spec: TableSpec, number: int):
         super().__init__(spec, number)
         # The hashes of keys begin alike in a shard only if these hashes chose the shard.
-        self.index = KeyIndex(shard_bits(spec.shards) if spec.cells is None else 0)
+        self.index = self.new_index()
         self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
         self.scratch = np.empty(1024, np.int64)
+
+    def new_index(self) -> KeyIndex:
+        """An index without keys; that of a shard with a budget has its size from the beginning."""
+        index = KeyIndex(shard_bits(self.spec.shards) if self.spec.cells is None else 0)
+        if self.most_rows:
+            index.hold(self.most_rows)
+        return index
 
     def __len__(self) -> int:
         return self.index.end - self.vacancies
@@ -740,13 +756,15 @@ class KeyedShard(Shard):
             fill_missing(out, keys, index, self.row_start)
 
     def reserve(self, new: int) -> None:
-        have, need = len(self.rows), self.end + new
+        have, need = len(self.rows), self.end + max(0, new - self.index.free)
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
             raise LimitError(f"{where} would hold {need} rows, and {MAX_ROWS} at most: make the table with more shards")
         if need > have:
             growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
             step = growth_bytes // (self.width * self.rows.itemsize)
+            if self.most_rows:
+                step = min(step, self.most_rows - have)
             # Large blocks grow without a copy: see `growing.pyx`. refcheck=False is safe, because no view of the rows
             # lives from one request to the next.
             self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
@@ -771,12 +789,14 @@ class KeyedShard(Shard):
     def give_up(self) -> list[np.ndarray]:
         arrays = super().give_up()
         self.index = KeyIndex(self.index.bits)
+        self.most_rows = 0
         return arrays
 
     def expect(self, rows: int) -> None:
         """Make room for that many rows at once, in a shard that has none, before they are loaded."""
         self.rows = filling_rows(rows, self.width, self.spec.dtype)
-        self.index.reserve(rows)
+        if not self.most_rows:
+            self.index.reserve(rows)
 
     def load(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Replace whole rows (all columns), creating those that are new. Not allowed while a cut is open."""
@@ -937,7 +957,7 @@ def clear(shard: KeyedShard) -> None:
         shard.changed = np.zeros(0, np.uint8)
         bound_removed(shard)
     shard.discarded = [shard.rows, *shard.index_tables]
-    shard.index = KeyIndex(shard.index.bits)
+    shard.index = shard.new_index()
     shard.rows = growing_rows(0, shard.width, shard.spec.dtype)
     shard.vacant, shard.vacancies, shard.deleted = None, 0, []
 
@@ -974,6 +994,8 @@ def free_vacant(shard: KeyedShard, most: int) -> None:
 def is_sparse(shard: KeyedShard) -> bool:
     """Whether more than half of the rows are free, and may be given back."""
     free = shard.end - len(shard.index)
+    if shard.most_rows:  # its index has its size for good, and new rows take the free ones
+        return False
     return not shard.pins and not shard.deleted and free >= COMPACT_AT_ROWS and free > shard.end // 2
 
 

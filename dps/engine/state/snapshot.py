@@ -35,6 +35,7 @@ from dps.engine.core.shards.cuts import count_wanted, follow, note, take_wanted
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.initializers import fill_new
 from dps.engine.core.shards.ledger import Ledger
+from dps.engine.core.shards.records import use
 from dps.engine.core.shards.states import CutState, ShardState
 from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, Op, TableSpec
 from dps.engine.state.partition import distinct
@@ -281,6 +282,8 @@ class Cut(CutState):
         copied = op._replace(keys=keys, values=op.values[which], clock=clock, after=None)
         try:
             run_rule(shard, self.saved, copied, where, 0)
+            if shard.record_at:
+                use(shard, self.saved, keys, where)
         except FunctionError as error:  # the rows have been stepped, so the push counts, and the cut does not
             self._failure = error
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.ledger import Ledger
+from dps.engine.state.ages import ages_to_dict, restore_ages
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard, vacate
@@ -87,6 +88,8 @@ class Dump:
         assert shard.version == self._version, "the shard has changed since the dump was begun"
         count = len(shard.index) if isinstance(shard, KeyedShard) else len(shard)
         meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
+        if shard.record_at:
+            meta["ages"] = ages_to_dict(shard)
         meta["failure"] = None if shard.failure is None else str(shard.failure)
         if shard.sums is None:
             return meta, []
@@ -208,6 +211,8 @@ class Joining:
     def begin(self, meta: Description, arrays: list[np.ndarray]) -> None:
         """Begin with the values and arrays of :meth:`Dump.head`."""
         self._shard.restore(meta["clock"], meta["version"], Ledger())
+        if "ages" in meta:
+            restore_ages(self._shard, meta["ages"])
         if meta["failure"] is not None:
             self._shard.failure = FunctionError(meta["failure"])
         if isinstance(self._shard, KeyedShard):
@@ -257,6 +262,7 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
     """Everything that must be equal in all replicas of a shard, as plain values and arrays."""
     sums = shard.sums
     parts: dict[str, object] = {"spec": shard.spec, "number": shard.number, "version": shard.version}
+    parts |= {"ages": ages_to_dict(shard) if shard.record_at else None}
     parts |= {
         "clock": shard.clock,
         "open clock": sums and (sums.clock, sums.parties, sums.rows),

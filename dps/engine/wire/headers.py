@@ -15,6 +15,7 @@ from dps.engine.wire.frames import Header
 
 __all__ = [
     "NO_BOUND",
+    "AgeRows",
     "CloseSums",
     "Collect",
     "DumpPiece",
@@ -211,6 +212,31 @@ class CloseSums(NamedTuple):
     @classmethod
     def of(cls, header: Header) -> CloseSums:
         return cls(header.table, header.epoch, header.clock, header.start)
+
+
+class AgeRows(NamedTuple):
+    """REPLICATE with CONTROL and RULE_ASSIGN: a new moment begins for the rows of a backup, too."""
+
+    table: int
+    epoch: int
+    time: int  # milliseconds since 1970
+    clock: int
+    ops: int  # that a moment lasts
+
+    def header(self) -> Header:
+        flags, clock = frames.CONTROL | frames.RULE_ASSIGN, self.clock
+        return Header(
+            frames.REPLICATE, flags, table=self.table, epoch=self.epoch, clock=clock, start=self.time, parties=self.ops
+        )
+
+    @classmethod
+    def of(cls, header: Header) -> AgeRows:
+        return cls(header.table, header.epoch, header.start, header.clock, header.parties)
+
+    @staticmethod
+    def matches(header: Header) -> bool:
+        """Whether a REPLICATE with CONTROL is one of these."""
+        return bool(header.flags & frames.RULE_ASSIGN)
 
 
 class RetireOrigins(NamedTuple):

@@ -65,7 +65,7 @@ RUNS += (frames.LEASE, frames.ORIGIN)
 OF_SERVERS: tuple[int, ...] = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN)
 OF_SERVERS += (frames.SUSPECT, frames.FAILED)
 # Flags of the ops without rows: the end of a clock's sums, and the retirement of origins.
-CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})
+CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD, CONTROL | RULE_ASSIGN})
 # Flags of the effects of functions, and of users' optimizers.
 EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER, MORE))
 

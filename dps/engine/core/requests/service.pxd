@@ -8,7 +8,7 @@ from dps.engine.core.requests.forwards cimport Forwards, OwedAnswer
 from dps.engine.core.requests.frame cimport dps_header
 from dps.engine.core.requests.gathering cimport Gathering
 from dps.engine.core.requests.request cimport Part, Parts
-from dps.engine.core.shards.states cimport TableState
+from dps.engine.core.shards.states cimport ShardState, TableState
 
 
 @cython.final
@@ -38,6 +38,7 @@ cdef class Service:
     cdef bint _make_room(
         self, TableState table, const dps_header *head, Part *part, int count, const RowsOp *op
     ) except -1
+    cdef bint _exceeds(self, ShardState shard, const Part *part) noexcept
     cdef int _apply(
         self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values
     ) except -1

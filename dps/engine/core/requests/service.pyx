@@ -352,11 +352,22 @@ cdef class Service:
             self._values.index(head.count if head.flags & ANSWER else 0)
             for n in range(0 if head.kind == REPLICATE and is_summed(table.aggregated, op) else count):
                 shard = <ShardState> part[n].shard
+                if shard.most_rows and self._exceeds(shard, &part[n]):
+                    return False
                 if not has_room(shard, part[n].b - part[n].a):
                     shard.reserve(part[n].b - part[n].a)
         except (DPSError, MemoryError):
             return False
         return True
+
+    cdef bint _exceeds(self, ShardState shard, const Part *part) noexcept:
+        """Whether a shard with a budget has no room for the new rows of a part of a push. The index has memory."""
+        cdef int64_t rows = shard.index.end - shard.vacancies, count = part.b - part.a
+        if rows + count <= shard.most_rows:
+            return False
+        return shard.vacancies > 0 or (
+            rows + shard.index.find_rows(part.keys, count, <int64_t *> self._memory[INDEX]) > shard.most_rows
+        )
 
     cdef int _apply(
         self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values

@@ -17,6 +17,7 @@ from dps.engine.core.bounds cimport range_inside, rows_listed
 from dps.engine.core.shards.cuts cimport dps_flag, fill_vacancies, has_room, save_rows
 from dps.engine.core.shards.initializers cimport dps_filling, fill_new_rows, fill_range_rows
 from dps.engine.core.shards.optimizers cimport Kernel
+from dps.engine.core.shards.records cimport use_rows
 from dps.engine.core.shards.rows cimport check_rows
 from dps.engine.core.shards.states cimport ShardState, SumsState
 from dps.engine.core.shards.steps cimport dps_push
@@ -84,7 +85,10 @@ cdef int change_rows(
         shard.cut.step_saved(whole, _array(index, op.count), start)
     if shard.vacancies and index != NULL and op.rule != OP_DELETE:
         fill_vacancies(shard, index, op.count)
-    return _run(shard, shard.rows, op, index, start)
+    _run(shard, shard.rows, op, index, start)
+    if shard.record_at and index != NULL and op.rule != OP_DELETE:
+        use_rows(shard, <char *> cnp.PyArray_DATA(shard.rows), op.keys, index, op.count)
+    return 0
 
 
 cdef int _insert(ShardState shard, const RowsOp *op, int64_t *index) except -1:

@@ -80,7 +80,7 @@ cdef bint may_follow(ShardState shard, int64_t clock, bint is_step) noexcept:
 cdef bint has_room(ShardState shard, int64_t count) noexcept:
     """Whether there is memory for an op on so many rows: for new ones, and for those that a cut needs saved."""
     cdef CutState cut = shard.cut
-    if shard.index is not None and shard.index.end + count > shard.rows.shape[0]:
+    if shard.index is not None and shard.index.end + count - shard.index.reusable() > shard.rows.shape[0]:
         return False
     return cut is None or _can_save(shard, count)
 

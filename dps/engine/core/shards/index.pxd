@@ -31,12 +31,14 @@ cdef class KeyIndex:
     cdef readonly int64_t start, moved
     cdef Table _new, _old
     cdef int64_t _rows_in_old, _move_per_key, _move_at_least
+    cdef double _grow_at  # load
     cdef int32_t *_free
     cdef int64_t _free_count, _free_room
 
     cdef int64_t find_rows(self, const int64_t *keys, int64_t count, int64_t *rows) noexcept nogil
     cdef int insert_rows(self, const int64_t *keys, int64_t count, int64_t *rows) except -1 nogil
     cdef int make_room(self, int64_t new) except -1 nogil
+    cdef int64_t reusable(self) noexcept nogil
     cdef int32_t _new_row(self) noexcept nogil
     cdef int _make_free(self, int64_t more) except -1
     cdef void _locate(self, const int64_t *keys, int64_t count, int64_t *homes) noexcept nogil

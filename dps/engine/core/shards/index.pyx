@@ -206,6 +206,7 @@ cdef class KeyIndex:
         self.slots, self.old = _empty(MIN_SLOTS), NO_SLOTS
         self._new, self._old = _table(self.slots), _table(self.old)
         self.reuses, self._free, self._free_count, self._free_room = True, NULL, 0, 0
+        self._grow_at = grow_at
         self._rows_in_old = 0  # an upper bound of the keys in `old`
         self._move_per_key, self._move_at_least = MOVE_PER_KEY, MOVE_AT_LEAST
 
@@ -219,6 +220,11 @@ cdef class KeyIndex:
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
         return cnp.PyArray_NBYTES(self.slots) + cnp.PyArray_NBYTES(self.old) + 4 * self._free_room
+
+    @property
+    def free(self) -> int:
+        """How many free rows new keys get first."""
+        return self.reusable()
 
     @property
     def tables(self):
@@ -247,6 +253,16 @@ cdef class KeyIndex:
         with nogil:
             self.make_room(new)
 
+    def hold(self, int64_t most) -> None:
+        """Have room for `most` keys at once, and grow late: an index without keys. It must not have more keys for long.
+
+        The memory is provided page by page, where keys come to lie.
+        """
+        if self.count or most > max_rows:
+            raise ValueError(f"an index of {self.count} keys, and room for {most} is asked for")
+        self.slots = _empty(max(<int64_t> MIN_SLOTS, <int64_t> (<double> most / (grow_at * 0.9)) + 1))
+        self._new, self._grow_at = _table(self.slots), full_at
+
     def remove(self, cnp.ndarray keys not None) -> int:
         """Forget these keys, whose rows become free; how many of them it held."""
         cdef const int64_t *key = int64s(keys)
@@ -272,7 +288,7 @@ cdef class KeyIndex:
         made.count, made.end, made.reuses, made.start, made.moved = (
             self.count, self.end, self.reuses, self.start, self.moved
         )
-        made._rows_in_old = self._rows_in_old
+        made._rows_in_old, made._grow_at = self._rows_in_old, self._grow_at
         made._make_free(self._free_count)
         made._free_count = self._free_count
         if self._free_count:
@@ -372,13 +388,17 @@ cdef class KeyIndex:
         cdef int64_t quota = max(self._move_per_key * new, self._move_at_least)
         if self._old.capacity:
             self._advance(quota)
-        if not self._old.capacity and self.count + new > grow_at * self._new.capacity:
+        if not self._old.capacity and self.count + new > self._grow_at * self._new.capacity:
             with gil:
                 self._begin(new)
             self._advance(quota)
         if self._old.capacity and self._rows_in_old + new > full_at * self._old.capacity:
             self._advance(self._old.capacity)
         return 0
+
+    cdef int64_t reusable(self) noexcept nogil:
+        """How many free rows new keys get first."""
+        return self._free_count if self.reuses else 0
 
     cdef int32_t _new_row(self) noexcept nogil:
         """The row of a key that is new, + 1."""

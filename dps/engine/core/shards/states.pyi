@@ -41,6 +41,12 @@ class ShardState:
     row_start: RowStart
     kernel: Callable[..., None]
     numbers: dict[int, np.ndarray]
+    record_at: int
+    most_rows: int
+    uses: int
+    moment_at_base: int
+    base_version: int
+    ops_of_moment: int
 
 class SumsState:
     clock: int

@@ -15,6 +15,8 @@ cnp.import_array()
 # Sums by row are stepped faster than sums by key, which have to be found: so many values in the time of one key.
 VALUES_PER_ROW = 32
 cdef int64_t values_per_row = VALUES_PER_ROW
+cdef enum:
+    moments = 0xFFFFFF  # as in records.h
 
 
 cdef class CutState:
@@ -78,7 +80,21 @@ cdef class ShardState:
         What a push runs: ``kernel(rows, index, start, updates, numbers)``.
     numbers : dict
         From a clock to the optimizer's numbers at that clock, as far as they are known.
+    record_at : int
+        The column at which the record of a row begins; 0: rows have none. See `records.pyx`.
+    most_rows : int
+        How many rows the shard may have; 0: as many as there are keys.
+    uses : int
+        How many rows ops have used. The primary begins to count anew with each AGE.
+    moment_at_base, base_version, ops_of_moment : int
+        The moment at the version `base_version`, and how many ops a moment lasts from there on.
     """
+
+    cdef int64_t moment(self) noexcept:
+        """The moment of the op that gave the shard its version."""
+        if self.ops_of_moment <= 0:
+            return self.moment_at_base & moments
+        return (self.moment_at_base + (self.version - self.base_version) // self.ops_of_moment) & moments
 
 
 cdef class SumsState:

@@ -1,0 +1,204 @@
+"""What a table asks of the life of its rows: when they are born, when they go, and how many bytes they may take. Pure.
+
+``docs/design/rows.md`` is the design. A :class:`RowLife` is a part of the table's definition; the rules that choose the
+rows that go are in `forgetting.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from dps.engine.core.shards.records import RECORD_BYTES
+from dps.engine.state.recipes import Description, Recipe, converted, from_dict, is_number, number
+from dps.errors import InputError, InputTypeError
+
+__all__ = ["EVICT", "ExpireSmall", "ExpireUnused", "Expiry", "RowLife", "bytes_of", "life_of", "rows_within"]
+
+EVICT = ("lru", "lfu", "norm", "refuse")
+SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+SECONDS |= {"ms": 0.001, "d": 86400.0, "day": 86400.0, "w": 604800.0, "week": 604800.0}
+BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+BYTES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+SLOT_BYTES = 12 / 0.72  # of the index for a row: a slot, at the load of an index that has its size from the beginning
+FLAG_BYTES = 4  # of a row: whether it is vacant, and its share of what is kept of rows that may go
+MIN_SHARD_ROWS = 64  # of a shard: a smaller budget could not tell cold rows from others
+
+
+def _measured(value: object, label: str, units: dict[str, float] | dict[str, int], example: str) -> float:
+    """A number, or a text of a number and a unit, as a number of the smallest unit."""
+    if is_number(value) and value > 0:
+        return float(value)
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
+    unit = found.group(2).lower() if found else ""
+    if found is None or (unit not in units and unit.removesuffix("s") not in units):
+        raise InputError(f"{label} is {value!r} but must be a positive number, or a text such as {example}")
+    return float(found.group(1)) * (units[unit] if unit in units else units[unit.removesuffix("s")])
+
+
+def _seconds(value: object, label: str, default: object) -> float | None:
+    return None if value is None else _measured(value, label, SECONDS, "'7 days' or '12 h'")
+
+
+def bytes_of(value: object, label: str) -> int:
+    """Bytes, from a number or a text.
+
+    >>> bytes_of("1 GiB", "max_bytes"), bytes_of(1e6, "max_bytes")
+    (1073741824, 1000000)
+    """
+    return int(_measured(value, label, BYTES, "'1 GiB' or '500 MB'"))
+
+
+def _used_by(value: object, label: str, default: object) -> str:
+    if value not in ("push", "use"):
+        raise InputError(f"{label} is {value!r} but must be 'push' or 'use'")
+    return str(value)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Expiry(Recipe):
+    """Base of what ``expire=`` of :meth:`dps.ParameterServer.table` takes: which rows go by themselves."""
+
+    after: float | str | None = converted(None, _seconds)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long a row stays after its last use; None: the rule counts clocks."""
+        assert not isinstance(self.after, str)  # it was converted
+        return self.after
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ExpireUnused(Expiry):
+    """Rows go that were not used for a time, or for so many clocks of a run.
+
+    A row never goes before its time. It goes within about a sixteenth of the time after that, because servers look at
+    all rows bit by bit. A row that goes is as if it had never been: its next push begins from the initial value, with
+    the optimizer's state of a new row.
+
+    Parameters
+    ----------
+    after : str or float, optional
+        ``"7 days"``, ``"12 h"``, or seconds.
+    clocks : int, optional
+        In place of `after`: iterations of the trainers, at least 1.
+
+    Raises
+    ------
+    InputError
+        Neither `after` nor `clocks` is given, or both are, or one of them is not positive.
+
+    Examples
+    --------
+    >>> import dps
+    >>> dps.ExpireUnused("7 days")
+    ExpireUnused(after=604800.0)
+    >>> dps.ExpireUnused(clocks=1000)
+    ExpireUnused(clocks=1000)
+    """
+
+    clocks: int = number(0, least=0, whole=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.after is None) == (self.clocks == 0):
+            raise InputError("ExpireUnused takes a time, such as '7 days', or clocks=, and one of them only")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ExpireSmall(Expiry):
+    """Rows go whose values are small, and that were not used for a time: the rows that an L1 penalty has made zero.
+
+    Parameters
+    ----------
+    after : str or float
+        How long a row stays all the same after its last use, ``"1 day"`` by default. The state of the optimizer goes
+        with the row, so a row that is pushed to often should stay, although its values are small at the moment.
+    norm : float
+        The largest Euclidean norm of the values of a row that goes; 0 for rows whose values are all zero.
+
+    Examples
+    --------
+    >>> import dps
+    >>> dps.ExpireSmall("12 h", norm=1e-6)
+    ExpireSmall(after=43200.0, norm=1e-06)
+    """
+
+    after: float | str | None = converted("1 day", _seconds)
+    norm: float = number(0.0, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.after is None:
+            raise InputError("ExpireSmall: after is None but must be a time, such as '1 day'")
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLife:
+    """What a table asks of its rows.
+
+    Parameters
+    ----------
+    expire : tuple of Expiry
+        Rules by which rows go; each of them alone suffices.
+    max_bytes : int
+        Bytes that one copy of the table may take; 0: no limit.
+    evict : str
+        What happens when they are full: one of EVICT.
+    """
+
+    expire: tuple[Expiry, ...] = ()
+    max_bytes: int = 0
+    evict: str = "lru"
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(rule, Expiry) for rule in self.expire):
+            raise InputTypeError(
+                f"expire is a rule such as dps.ExpireUnused('7 days'), or a list of rules, not {self.expire!r}"
+            )
+        if self.evict not in EVICT:
+            raise InputError(f"evict is one of {', '.join(map(repr, EVICT))}, not {self.evict!r}")
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything."""
+        return bool(self.expire or self.max_bytes)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether rows have records: where the decision which rows go needs them."""
+        return bool(self.expire) or (self.max_bytes > 0 and self.evict in ("lru", "lfu"))
+
+    def to_dict(self) -> Description:
+        """What it asks as plain values, for JSON."""
+        return {"expire": [rule.to_dict() for rule in self.expire], "max_bytes": self.max_bytes, "evict": self.evict}
+
+    @classmethod
+    def from_dict(cls, fields: Description) -> RowLife:
+        """What :meth:`to_dict` described."""
+        return cls(**{**fields, "expire": tuple(from_dict(Expiry, rule) for rule in fields["expire"])})
+
+
+def life_of(expire: object, max_bytes: object, evict: object) -> RowLife:
+    """What ``expire=``, ``max_bytes=`` and ``evict=`` of a table ask."""
+    rules = () if expire is None else tuple(expire) if isinstance(expire, (list, tuple)) else (expire,)
+    if max_bytes is None and evict is not None:
+        raise InputError(f"evict={evict!r} says what happens when max_bytes= is full, and there is no max_bytes=")
+    most = 0 if max_bytes is None else bytes_of(max_bytes, "max_bytes")
+    return RowLife(rules, most, "lru" if evict is None else str(evict))
+
+
+def rows_within(max_bytes: int, shards: int, row_bytes: int) -> int:
+    """The rows that each of so many shards may have, so that all together take at most `max_bytes`.
+
+    `row_bytes` are the bytes of a row with its state and its record.
+
+    >>> rows_within(1 << 30, 16, 24) * 16
+    24005424
+    """
+    return int(max_bytes / shards / (row_bytes + SLOT_BYTES + FLAG_BYTES))
+
+
+def record_columns(itemsize: int) -> int:
+    """Columns of a record, in a table whose values have so many bytes."""
+    return RECORD_BYTES // itemsize

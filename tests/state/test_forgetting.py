@@ -1,0 +1,402 @@
+"""Rows that go by themselves: their records, what expires, which rows are the coldest, and budgets."""
+
+from __future__ import annotations
+
+import collections
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dps
+from dps.engine.core.shards.records import counts, moments, records_of, uses_of, versions
+from dps.engine.state import forgetting, life
+from dps.engine.state.ages import MAX_MARKS, Ages, Mark, moment_of
+from dps.engine.state.forgetting import Coldest, Expiring, must_go, new_rows
+from dps.engine.state.life import ExpireSmall, ExpireUnused, RowLife, life_of
+from dps.engine.state.op_views import AgeOp, DeleteOp
+from dps.engine.state.ops import ADD, NO_CLOCK, PUSH, Op, TableSpec
+from dps.engine.state.partition import distinct
+from dps.engine.state.shard import KeyedShard
+from dps.engine.state.transfer import Dump, Joining, first_difference
+from dps.errors import InputError, InputTypeError
+
+ROOM = 100_000  # bytes
+
+
+def shard_with(kind: dps.Optimizer | None = None, dim: int = 2, dtype: str = "float32", **asked) -> KeyedShard:
+    asks = life_of(asked.get("expire"), asked.get("max_bytes"), asked.get("evict"))
+    return KeyedShard(TableSpec("w", dim=dim, dtype=dtype, optimizer=kind or dps.Add(), shards=1, life=asks), 0)
+
+
+def push(shard: KeyedShard, keys, clock: int = NO_CLOCK, rule: int = PUSH) -> None:
+    keys = np.array(keys, np.int64)
+    shard.apply(Op(rule, keys, 0, np.ones((len(keys), shard.spec.dim), shard.spec.dtype), clock, 1))
+
+
+def age(shard: KeyedShard, time: int, ops: int = 0) -> None:
+    shard.apply(AgeOp(time, shard.clock, ops).op())
+
+
+def records(shard: KeyedShard, keys) -> np.ndarray:
+    rows = np.empty(len(keys), np.int64)
+    shard.index.find(np.array(keys, np.int64), rows)
+    return records_of(shard, rows)
+
+
+def forget(shard: KeyedShard, keys: np.ndarray) -> None:
+    shard.apply(DeleteOp(keys, 0, len(keys), shard.clock, 1).op())
+
+
+# ---- Records
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [("float32", 2), ("float64", 1), ("int64", 1)])
+@pytest.mark.parametrize("kind", [dps.Add(), dps.Adagrad(0.1), dps.Adam(0.1)])
+def test_a_record_says_which_op_changed_a_row_last_when_and_how_often(dtype, columns, kind):
+    if dtype not in kind.dtypes:
+        pytest.skip(f"{kind} has no {dtype}")
+    shard = shard_with(kind, dtype=dtype, expire=ExpireUnused("1 day"))
+    plain = KeyedShard(TableSpec("w", dim=2, dtype=dtype, optimizer=kind, shards=1), 0)
+    assert shard.spec.slots == plain.spec.slots + columns
+    for number, keys in enumerate([[5, 7], [7], [7, 9], [7]]):
+        push(shard, keys)
+        push(plain, keys)
+        if number == 1:
+            age(shard, 1000)
+    assert versions(records(shard, [5, 7, 9])).tolist() == [1, 5, 4]
+    assert moments(records(shard, [5, 7, 9])).tolist() == [1, 4, 4]  # AGE was the third op, and began the fourth moment
+    found = counts(records(shard, [5, 7, 9]), moment_of(shard))
+    assert found[0] == found[2] == 1
+    assert 2 <= uses_of(found[1]) < 6
+    order = np.argsort(shard.keys())
+    values = shard.all_rows()[order][:, : plain.width]
+    assert np.array_equal(values, plain.all_rows()[np.argsort(plain.keys())]), "records change no value and no state"
+
+
+def test_a_table_that_asks_for_nothing_has_no_records():
+    shard = shard_with()
+    push(shard, [1, 2])
+    assert (shard.record_at, shard.most_rows, shard.spec.slots) == (0, 0, 0)
+    assert "life" not in shard.spec.to_dict()
+    assert TableSpec.from_dict(shard.spec.to_dict()) == shard.spec
+
+
+def test_counts_stand_for_the_number_of_uses_and_are_halved_in_time():
+    shard = shard_with(max_bytes=ROOM * 100, evict="lfu")
+    keys = np.arange(2000)
+    age(shard, 0)  # moments stand still from here on
+    for _ in range(300):
+        push(shard, keys)
+    uses = np.array([uses_of(count) for count in counts(records(shard, keys), moment_of(shard))])
+    assert 0.95 * 300 < uses.mean() < 1.05 * 300
+    assert uses.std() < 0.3 * 300
+    later = np.array([uses_of(count) for count in counts(records(shard, keys), moment_of(shard) + 2 * 512)])
+    assert 0.2 * 300 < later.mean() < 0.26 * 300
+    assert not counts(records(shard, keys), moment_of(shard) + 64 * 512).any()
+
+
+def test_all_that_moves_rows_moves_records():
+    """A dump, and a deletion that makes room for others: a row that came again has a new record."""
+    shard = shard_with(dps.Adagrad(0.1), expire=ExpireUnused("1 day"))
+    push(shard, range(100))
+    age(shard, 5000)
+    dump, joining = Dump(shard), Joining(shard.spec, 0)
+    joining.begin(*dump.head())
+    piece = dump.piece(1000)
+    while piece is not None:
+        joining.add(*piece)
+        op = Op(PUSH, np.array([3, 99, 200]), 0, np.ones((3, 2), np.float32), NO_CLOCK, 1)
+        for side in (shard, joining):
+            side.apply(op)
+            side.apply(AgeOp(7000, 0, 0).op())
+        piece = dump.piece(1000)
+    copied = joining.finish()
+    assert first_difference(shard, copied) is None
+    assert copied.ages.marks == shard.ages.marks
+    forget(shard, np.array([3]))
+    push(shard, [3])
+    assert counts(records(shard, [3]), moment_of(shard))[0] == 1
+
+
+def test_the_saved_rows_of_a_cut_have_the_records_of_their_ops():
+    shard, plain = (shard_with(dps.Adagrad(0.1), expire=ExpireUnused("1 day")) for _ in range(2))
+    for each in (shard, plain):
+        push(each, [1, 2, 3], clock=0)
+    cut = shard.begin_cut(2)
+    push(shard, [2, 3], clock=2)  # not in the cut, which saves rows
+    for each in (shard, plain):
+        push(each, [2, 4], clock=1)  # in it
+    cut.complete()
+    (keys, rows), *_ = cut.pieces(1 << 20)
+    order = np.argsort(keys)
+    mine = dict(zip(keys[order].tolist(), rows[order], strict=True))
+    theirs = dict(zip(plain.keys().tolist(), plain.all_rows(), strict=True))
+    assert mine.keys() == theirs.keys()
+    for key, row in mine.items():
+        assert np.array_equal(row[:4], theirs[key][:4])
+        count = [int(r[4:].view(np.uint64)[0]) & 0xFF for r in (row, theirs[key])]
+        assert count[0] == count[1], f"key {key}"
+    shard.end_cut()
+
+
+# ---- Ages
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 10**7)), min_size=1, max_size=900))
+def test_marks_tell_times_and_never_too_late_a_moment(steps):
+    ages, exact, moment, now = Ages(), [], 0, 0
+    for moments_passed, passed in steps:
+        moment, now = moment + moments_passed, now + passed
+        ages.add(Mark(moment, now, moment))
+        exact.append((moment, now))
+    assert len(ages.marks) <= MAX_MARKS
+    for time in (0, now // 3, now - 1, now):
+        found = ages.before(time)
+        true = max((m for m, t in exact if t <= time), default=None)
+        if found is not None:
+            assert true is not None
+            assert found <= true, "a row that was used later than that time must not count as used before it"
+
+
+def test_a_clock_of_a_machine_that_goes_back_takes_no_time_back():
+    ages = Ages()
+    for moment, time in ((1, 1000), (2, 500), (3, 2000)):
+        ages.add(Mark(moment, time, 0))
+    assert [mark.time for mark in ages.marks] == [1000, 1000, 2000]
+
+
+# ---- Expiry
+
+
+SECOND = 1000
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), min_size=5, max_size=80), st.integers(5, 20))
+def test_rows_expire_when_they_were_not_used_never_before_and_soon_after(pushes, after):
+    """Beside a dict: an AGE a second, and all slots in each second."""
+    shard, used, now = shard_with(expire=ExpireUnused(float(after))), {}, 0  # by key, the time of the last use
+    expiring = Expiring(shard.spec.life.expire)
+    for key, passed in pushes:
+        push(shard, [key, key + 100])
+        used |= {key: now, key + 100: now}
+        for _ in range(passed):
+            now += SECOND
+            age(shard, now)
+            gone = np.concatenate([expiring.piece(shard, now, 16) for _ in range(40)])
+            early = {key for key in gone.tolist() if used[key] > now - SECOND * after}
+            assert not early
+            forget(shard, distinct(gone))
+            for key in gone.tolist():
+                used.pop(key, None)
+            late = {key for key, time in used.items() if time < now - SECOND * (after + 1)}
+            assert not late, f"at {now}: rows {late} were not used for {after} s"
+    assert set(shard.keys().tolist()) == set(used)
+
+
+def test_rows_expire_by_clocks_and_small_ones_only_by_their_rule():
+    shard = shard_with(expire=[ExpireUnused(clocks=10), ExpireSmall(5.0, norm=1e-3)])
+    push(shard, [1], clock=0)
+    push(shard, [2, 3], clock=7)
+    shard.apply(Op(ADD, np.array([3]), 0, -np.ones((1, 2), np.float32), 7, 1))  # its values are 0 again
+    age(shard, 0)
+    push(shard, [4], clock=12)
+    age(shard, 4000)
+    expiring = Expiring(shard.spec.life.expire)
+    assert expiring.piece(shard, 4000, 1 << 12).tolist() == []  # no mark says yet that clock 2 is over
+    push(shard, [4], clock=30)
+    age(shard, 5001)
+    assert sorted(expiring.piece(shard, 5001, 1 << 12).tolist()) == [1, 2, 3]
+    small = Expiring((ExpireSmall(5.0, norm=1e-3),))
+    assert small.piece(shard, 5001, 1 << 12).tolist() == [3]
+    assert small.piece(shard, 4999, 1 << 12).tolist() == []
+
+
+# ---- Budgets
+
+
+def exact(policy: str, most: int, stream: list[list[int]]) -> int:
+    """Hits of an exact cache: of a least recently used one, or a least frequently used one that forgets counts."""
+    used: collections.OrderedDict[int, int] = collections.OrderedDict()
+    hits = 0
+    for batch in stream:
+        for key in batch:
+            if key in used:
+                hits += 1
+                used[key] += 1
+                used.move_to_end(key)
+            else:
+                if len(used) >= most:
+                    gone = next(iter(used)) if policy == "lru" else min(used, key=used.__getitem__)
+                    del used[gone]
+                used[key] = 1
+    return hits
+
+
+def cached(shard: KeyedShard, stream: list[list[int]]) -> int:
+    """Hits of a shard with a budget; the time goes on by a second for each batch."""
+    coldest, hits = Coldest(shard.spec.life), 0
+    for number, batch in enumerate(stream):
+        keys = distinct(np.array(batch, np.int64))
+        new = new_rows(shard, keys)
+        hits += len(keys) - new
+        rows = must_go(shard, new)
+        if rows:
+            gone = coldest.take(shard, rows, keys)
+            assert len(gone) == len(np.unique(gone)) == rows
+            assert not set(gone.tolist()) & set(keys.tolist())
+            forget(shard, gone)
+        push(shard, keys)
+        assert 0.98 * shard.most_rows <= len(shard) <= shard.most_rows or not rows
+        if number % 16 == 0:
+            age(shard, 1000 * number, 1)
+    return hits
+
+
+def zipf_stream(batches: int, drift: int, keys: int = 40_000) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    weights = 1 / np.arange(1, keys + 1) ** 1.05
+    cumulated = np.cumsum(weights / weights.sum())
+    stream = []
+    for number in range(batches):
+        ranks = np.searchsorted(cumulated, rng.random(200))
+        stream.append(sorted(set((ranks + number * drift).tolist())))
+    return stream
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("drift", [0, 3])
+def test_hits_are_those_of_an_exact_cache(policy, drift):
+    """Zipf 1.05, and one that drifts: within a point."""
+    stream = zipf_stream(300, drift)
+    shard = shard_with(dim=1, max_bytes=4000 * 37, evict=policy)
+    total = sum(map(len, stream))
+    mine, best = cached(shard, stream), exact(policy, shard.most_rows, stream)
+    assert mine / total > best / total - 0.01, f"{mine / total:.4f} of keys were there, and {best / total:.4f} could be"
+
+
+def test_the_smallest_rows_go_first():
+    shard = shard_with(max_bytes=ROOM, evict="norm", dim=1)
+    count = shard.most_rows
+    keys = np.arange(count)
+    shard.apply(Op(ADD, keys, 0, keys[:, None].astype(np.float32), NO_CLOCK, 1))
+    gone = Coldest(shard.spec.life).take(shard, count // 20, np.array([0, 3]))
+    assert not {0, 3} & set(gone.tolist())
+    assert gone.max() < count // 16 + 300
+
+
+def test_memory_keeps_within_the_budget():
+    shard = shard_with(dps.Adagrad(0.1), dim=1, max_bytes=1 << 20)
+    coldest, rng = Coldest(shard.spec.life), np.random.default_rng(0)
+    for _ in range(120):
+        keys = distinct(rng.integers(-(2**62), 2**62, 1000))
+        rows = must_go(shard, new_rows(shard, keys))
+        if rows:
+            forget(shard, coldest.take(shard, rows, keys))
+        push(shard, keys)
+        assert shard.nbytes <= 1 << 20
+        assert len(shard.index.old) == 0, "the index of a budget does not grow"
+    assert len(shard) > 0.98 * shard.most_rows
+
+
+def test_an_index_of_a_budget_grows_where_rows_cannot_go():
+    """While a cut is open, rows that go keep their keys in the index; it must not run full."""
+    shard = shard_with(dim=1, max_bytes=20_000)
+    shard.begin_cut(None)
+    coldest, first = Coldest(shard.spec.life), 0
+    for _ in range(40):
+        keys = np.arange(first, first + 100)
+        rows = must_go(shard, new_rows(shard, keys))
+        if rows:
+            forget(shard, coldest.take(shard, rows, keys))
+        push(shard, keys)
+        first += 100
+        assert len(shard) <= shard.most_rows
+    assert set(range(first - 100, first)) <= set(shard.keys().tolist())
+    shard.end_cut()
+    while shard.is_untidy:
+        shard.tidy()
+    push(shard, range(10))
+
+
+# ---- What a table may ask
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"expire": "7 days"}, "expire is a rule such as"),
+        ({"max_bytes": "much"}, "'1 GiB' or '500 MB'"),
+        ({"max_bytes": -1}, "must be a positive number"),
+        ({"max_bytes": "1 GB", "evict": "oldest"}, "'lru', 'lfu', 'norm', 'refuse'"),
+        ({"evict": "lru"}, "there is no max_bytes="),
+        ({"max_bytes": 100}, "room for 2 rows in each of 1 shards"),
+    ],
+)
+def test_what_cannot_be_asked_says_why(asked, says):
+    with pytest.raises((InputError, InputTypeError), match=says):
+        shard_with(**asked)
+
+
+def test_only_keyed_tables_have_rows_that_go():
+    with pytest.raises(InputError, match="rows of a dense table stay"):
+        TableSpec("w", rows=10, life=RowLife((ExpireUnused(1.0),)))
+    with pytest.raises(InputError, match="one of them only"):
+        ExpireUnused()
+    with pytest.raises(InputError, match="one of them only"):
+        ExpireUnused("1 day", clocks=3)
+    assert ExpireUnused("1.5 h").after == 5400
+    spec = TableSpec("w", life=life_of([ExpireUnused("7 days"), ExpireSmall()], "1 GiB", "lfu"))
+    assert TableSpec.from_dict(spec.to_dict()) == spec
+
+
+# ---- Wrong variants
+
+
+def test_wrong_an_expiry_that_forgets_a_row_early_is_caught(monkeypatch):
+    monkeypatch.setattr(
+        Ages,
+        "_moment",
+        lambda self, marks: self.marks[min(marks, len(self.marks) - 1)].moment if self.marks else None,
+    )
+    with pytest.raises(AssertionError):
+        test_rows_expire_when_they_were_not_used_never_before_and_soon_after()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "test"),
+    [
+        ({"is_among": lambda keys, others: np.zeros(len(keys), np.bool_)}, test_the_smallest_rows_go_first),
+        (
+            {"must_go": lambda shard, new: max(0, len(shard) + new - 2 * shard.most_rows)},
+            test_memory_keeps_within_the_budget,
+        ),
+        ({"_by_use": lambda shard, rows: ages_of(shard, rows)}, None),
+        ({"sample": lambda shard: np.arange(min(200, shard.end))}, None),
+    ],
+    ids=["spared rows go", "room for twice the rows", "the youngest go", "ranks of the first rows only"],
+)
+def test_wrong_choices_are_caught(wrong, test, monkeypatch):
+    for name, value in wrong.items():
+        monkeypatch.setattr(forgetting, name, value)
+        if name == "_by_use":
+            monkeypatch.setitem(forgetting.RANKS, "lru", value)
+        if name == "must_go":
+            monkeypatch.setitem(globals(), name, value)
+    checked = test or functools.partial(test_hits_are_those_of_an_exact_cache, "lru", 3)
+    with pytest.raises(AssertionError):
+        checked()
+
+
+def ages_of(shard: KeyedShard, rows: np.ndarray) -> np.ndarray:
+    return forgetting.ages(records_of(shard, rows), moment_of(shard))
+
+
+def test_rows_within_counts_the_bytes_of_a_row():
+    for dim in (1, 16, 64):
+        most = life.rows_within(1 << 24, 4, 4 * dim + 8)
+        assert 0.97 * (1 << 22) < most * (4 * dim + 8 + life.SLOT_BYTES + life.FLAG_BYTES) <= 1 << 22
