@@ -14,22 +14,23 @@ information each.)
 The entries of a group lie in *pages* of 256 entries on average, sorted by bucket and tag and without gaps. A page knows
 where its buckets end, so a key is looked up among eight entries, and a new one moves half a page: 0.7 KB. A group with
 more keys than 256 for each page gets one more page, and one with fewer loses its last one (linear hashing, Litwin
-1980): the last bits of the tag choose the page, and one page is cut in two. So nothing larger than a page is ever copied,
-but for the list of a group's pages: 8 bytes for each page of 128 * 256 keys. What a page has depends on which keys are
+1980): the last bits of the tag choose the page, and one page is cut in two. So nothing larger than a page is ever
+copied, but for the list of a group's pages: 32 KB at the largest limit. What a page has depends on which keys are
 pending, and not on how they came.
 
-A key that reaches the threshold keeps its entry with a count of 0 until the call ends, so that it is recognised where it
-comes again in the same call.
+A key that reaches the threshold keeps its entry with a count of 0 until the call ends, so that it is recognised where
+it comes again in the same call.
 
-Ageing. While more keys are pending than the limit, a hand goes over all pages, halves the counts and forgets keys whose
-count was 1. A call moves it by a number of pages that depends on the number of keys in the call. The hand is a place in
-the order of reversed tags, in which the pages of a group are ranges, however many there are. So each key is met once in
-a sweep, also while pages are cut and put together. The counts of two keys may be halved at different calls. What
-that means: a key that comes while the hand goes round is halved if its place lies ahead of the hand, and is not if the
-hand has passed it; after a sweep, each key that has been there all the time has been halved exactly once.
+Ageing. When more keys are pending than the limit, a *sweep* begins: a hand goes over all pages, halves the counts and
+forgets keys whose count was 1. A call moves it by a number of pages that depends on the number of keys in the call: at
+least 16 keys are aged for each that is counted, or 1 / 1024 of all. So eight sweeps, which leave no count, take at most
+half as many pushes as keys are pending, or 8,192. The hand is a place in the order of reversed tags, in which the pages
+of a group are ranges, however many there are. So a key that is there during a whole sweep is halved exactly once in it,
+also while pages are cut and put together. But two keys may be halved at different calls: a push that comes while the
+hand goes round is halved if the hand has not reached its key yet, and is not halved if the hand has passed it.
 
-Keys can be made to fall into one page. A page takes 8,192 entries: when one more comes, the page is aged at once; if that
-forgets none, the new key is not counted.
+Keys can be made to fall into one page. A page takes 8,192 entries: when one more comes, the page is aged at once; if
+that forgets none, the new key is not counted.
 
 Theory of operation: PendingSketch
 ----------------------------------
@@ -40,9 +41,8 @@ least of them. Only counters that are the least grow. Keys share counters, so a 
 
 Halving. When so many counters are not 0 as the keys that the sketch is made for are expected to fill, 56 %, a hand goes
 over all lines and halves each counter. A call moves it by some lines more than it has keys, so that a sweep ends before
-the sketch has taken 4 % more keys. The counters of a key lie in one line and are halved together, so its count is halved
-exactly once in a sweep, as above. The state of lines before and behind the hand differs by one halving, until the sweep
-ends.
+the sketch has taken 4 % more keys. The counters of a key lie in one line and are halved together, so its count is
+halved exactly once in a sweep, and what is said of two keys above holds here, too.
 """
 
 import numpy as np
@@ -243,10 +243,10 @@ cdef class PendingSketch:
     """Approximate counts of keys that are pending, in memory that does not grow: 2.5 bytes for each of `keys` keys.
 
     A count may be too high, because keys share counters, so some rows are born too soon. Measured with random keys, of
-    which half were pushed once, a quarter twice, and so on: while `keys` keys were counted, 3.7 % of those that came once
-    were admitted at threshold 2, 0.36 % at threshold 3 and 0.01 % at threshold 5. The share grows while the sketch fills:
-    of new keys that came when `keys` keys had been counted, it was 10.1 %, 1.7 % and 0.03 %. Where all keys came once,
-    it was 10.1 % at threshold 2 and below 0.01 % at the others.
+    which half were pushed once, a quarter twice, and so on: while `keys` keys were counted, 3.7 % of those that came
+    once were admitted at threshold 2, 0.36 % at threshold 3 and below 0.01 % at threshold 5. The share grows while the
+    sketch fills: of new keys that came when `keys` keys had been counted, it was 10.1 %, 1.7 % and 0.03 %. Where all
+    keys came once, it was 10.1 % at threshold 2 and below 0.01 % at the others.
 
     When more keys are counted, all counts are halved, a few at each call. Keys that have a row, or are to be forgotten,
     stay counted until then.
@@ -336,8 +336,8 @@ cdef class PendingSketch:
         cdef const uint8_t *line = uint8s(lines)
         if state.shape != (2,) or lines.shape != (self._sketch.count, DPS_LINE_BYTES) or number[0] != self.keys:
             raise InputError(
-                f"a dump with shapes {[array.shape for array in arrays]} does not fit a sketch of {self.keys} keys: load "
-                f"it into one that is made for as many keys as the one that was dumped"
+                f"a dump with shapes {[array.shape for array in arrays]} does not fit a sketch of {self.keys} keys: "
+                f"load it into one that is made for as many keys as the one that was dumped"
             )
         if not 0 <= number[1] <= self._sketch.count:
             raise InputError(f"no dump of a sketch of {self._sketch.count} lines has its hand at {number[1]}")

@@ -110,7 +110,7 @@ static inline uint32_t dps_room_for(uint32_t entries) {
     return entries + entries / 16 + 2;
 }
 
-/* Take memory back that a page does not need. If the C library does not give a smaller block, the page keeps its own. */
+/* Take memory back that a page does not need. Where the C library has no smaller block, the page keeps its own. */
 static inline void dps_trim_page(dps_pendings *all, dps_page **page) {
     uint32_t entries = dps_size(*page);
     if ((*page)->room > entries + entries / 12 + 3)
