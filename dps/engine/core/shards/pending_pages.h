@@ -13,6 +13,7 @@
 #define DPS_GROUPS (1 << DPS_GROUP_BITS)
 #define DPS_BUCKETS (1 << DPS_BUCKET_BITS) /* of each page */
 #define DPS_PAGE_FILL 256 /* entries of a page, on average, at which a group gets one more page */
+#define DPS_BLOCK_HEAD 8 /* bytes of each block that the C library has for itself */
 #define DPS_PAGE_FULL 8192 /* entries of a page, at most: 40 KiB; only keys made for it fill a page */
 
 typedef struct __attribute__((packed)) {
@@ -47,7 +48,7 @@ typedef struct {
 
 /* Bytes that the C library needs for a block: its own 8, and multiples of 16. */
 static inline int64_t dps_block_bytes(int64_t bytes) {
-    return (bytes + 8 + 15) & ~(int64_t)15;
+    return (bytes + DPS_BLOCK_HEAD + 15) & ~(int64_t)15;
 }
 
 static inline int64_t dps_page_bytes(uint32_t room) {
@@ -105,15 +106,17 @@ static int dps_resize_page(dps_pendings *all, dps_page **page, uint32_t room) {
     return 0;
 }
 
-/* The memory that a page of so many entries is given. */
+/* The room that a page of so many entries is given: at least one more. Its block has a multiple of 32 bytes, because
+   blocks of few sizes leave fewer holes between them. */
 static inline uint32_t dps_room_for(uint32_t entries) {
-    return entries + entries / 16 + 2;
+    int64_t block = (dps_block_bytes(dps_page_bytes(entries + 1)) + 31) & ~(int64_t)31;
+    return (uint32_t)((block - DPS_BLOCK_HEAD - (int64_t)sizeof(dps_page)) / (int64_t)sizeof(dps_pending));
 }
 
 /* Take memory back that a page does not need. Where the C library has no smaller block, the page keeps its own. */
 static inline void dps_trim_page(dps_pendings *all, dps_page **page) {
     uint32_t entries = dps_size(*page);
-    if ((*page)->room > entries + entries / 12 + 3)
+    if ((*page)->room > dps_room_for(entries + 4)) /* not at once, because the next key may need it again */
         (void)dps_resize_page(all, page, dps_room_for(entries));
 }
 
