@@ -243,7 +243,7 @@ def test_bytes_of_a_key(size: int) -> None:
     empty = PendingKeys(1)
     pending.forget(np.arange(size))
     assert len(pending) == 0
-    assert pending.nbytes < empty.nbytes + 32 * GROUPS + 16 * size / PAGE
+    assert pending.nbytes < empty.nbytes + 128 * GROUPS
 
 
 def test_what_is_pending_decides_the_bytes_of_a_dump() -> None:

@@ -148,21 +148,27 @@ static inline void dps_move_ends(dps_page *page, uint32_t bucket, int by) {
         page->ends[b] = (uint16_t)(page->ends[b] + (b >= bucket ? by : 0));
 }
 
+/* Give the list of a group's pages room for so many, and some more; 0, or -1 without memory. */
+static int dps_resize_list(dps_pendings *all, dps_group *group, uint32_t pages) {
+    uint32_t room = pages + pages / 8 + 2;
+    dps_page **more = realloc(group->more, room * sizeof *more);
+    if (more == NULL)
+        return -1;
+    all->bytes += dps_block_bytes(room * (int64_t)sizeof *more);
+    all->bytes -= group->more == NULL ? 0 : dps_block_bytes(group->room * (int64_t)sizeof *more);
+    group->more = more;
+    group->room = room;
+    return 0;
+}
+
 /* Cut the page whose turn it is in two. 0, or -1 without memory. */
 static int dps_split(dps_pendings *all, dps_group *group) {
     uint32_t bit = dps_buddy_bit(group->pages), moved = 0, kept = 0, next = 0;
-    dps_page **from = dps_page_at(group, group->pages - bit), *made = NULL, *old = *from;
-    if (group->pages > group->room) { /* page 0 does not lie in `more` */
-        uint32_t room = group->room + group->room / 8 + 2;
-        dps_page **more = realloc(group->more, room * sizeof *more);
-        if (more == NULL)
-            return -1;
-        all->bytes += dps_block_bytes(room * (int64_t)sizeof *more);
-        all->bytes -= group->more == NULL ? 0 : dps_block_bytes(group->room * (int64_t)sizeof *more);
-        group->more = more;
-        group->room = room;
-        from = dps_page_at(group, group->pages - bit);
-    }
+    dps_page **from, *made = NULL, *old;
+    if (group->pages > group->room && dps_resize_list(all, group, group->pages)) /* page 0 does not lie in `more` */
+        return -1;
+    from = dps_page_at(group, group->pages - bit);
+    old = *from;
     for (uint32_t i = 0; i < dps_size(old); i++)
         moved += (old->entries[i].tag & bit) != 0;
     if (dps_resize_page(all, &made, dps_room_for(moved)))
@@ -211,6 +217,8 @@ static int dps_merge(dps_pendings *all, dps_group *group) {
     free(from);
     group->pages--;
     dps_trim_page(all, into);
+    if (group->room > 2 * group->pages + 4)
+        (void)dps_resize_list(all, group, group->pages);
     return 0;
 }
 
