@@ -445,7 +445,7 @@ def test_a_run_may_go_on_over_a_restore(ps, pool, store):
 
 
 def test_a_live_table_in_other_forms(ps, tmp_path, monkeypatch):
-    monkeypatch.setattr("dps.engine.client.key_scans.KEYS_A_SCAN", 7)
+    monkeypatch.setattr("dps.engine.client.scans.KEYS_A_SCAN", 7)
     monkeypatch.setattr("dps.engine.driver.archive.PIECE_BYTES", 64)
     ps.table("w", dim=2, shards=8)
     ps.table("b", rows=30)
@@ -476,7 +476,7 @@ def test_a_live_table_in_other_forms(ps, tmp_path, monkeypatch):
 
 
 def test_keys_are_read_while_shards_move_and_rows_are_born(cluster, monkeypatch):
-    monkeypatch.setattr("dps.engine.client.key_scans.KEYS_A_SCAN", 50)
+    monkeypatch.setattr("dps.engine.client.scans.KEYS_A_SCAN", 50)
     with dps.ParameterServer(cluster, servers=2) as ps:
         ps.table("w", dtype="int64", shards=4)
         client = ps.client()

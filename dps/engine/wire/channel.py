@@ -57,7 +57,7 @@ class Request:
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
         self.header: Header | None = None
-        self.body: bytes | bytearray = b""  # body of an answer without a sink
+        self.body: bytes | bytearray | memoryview = b""  # body of an answer without a sink
         self.error: DPSError | None = None
         self.done = False
 
@@ -335,7 +335,8 @@ class Channel:
         elif request.part is not None and request.part.accept(header.kind, header.request, header.body, body):
             pass  # its rows are where the caller wants them
         elif request.sink is None:
-            request.body = bytes(body)
+            in_inbox = body.obj is self._reader.inbox  # and else in memory of its own
+            request.body = bytes(body) if in_inbox else body
         elif body or not header.body:
             self._check_size(header, request)
             pour(body[: request.size], request.sink)
