@@ -40,6 +40,7 @@ from dps.errors import (
     LimitError,
     MissingPackageError,
     MovedError,
+    ProtocolError,
     StoppedError,
     TooFewWorkersError,
     UnknownTableError,
@@ -511,23 +512,29 @@ def test_a_scan_is_refused_where_it_makes_no_sense():
             assert sorted(np.concatenate(list(client.keys("w"))).tolist()) == list(range(100))
 
             def ask(spec, **fields):
-                fields = {"shard": 0, "count": 10, **fields}
-                deadline = time.monotonic() + 10
-                answer = client.session.channel(0).ask(Header(frames.SCAN, table=spec.id, **fields)).result(deadline)
+                fields = {"shard": 0, "count": 100, "start": BEGIN, **fields}
+                header, body = Header(frames.SCAN, table=spec.id, **fields), np.array([0, 99]).tobytes()
+                answer = client.session.channel(0).ask(header, body[: 16 - short]).result(time.monotonic() + 10)
                 return np.frombuffer(answer.body, np.int64)
 
-            assert len(ask(keyed)) == 10
-            assert len(ask(keyed, start=10**6)) == 0
+            short = 0
+            assert len(ask(keyed)) == len(next(client.keys("w", 0))) > 0
+            assert len(ask(keyed, start=-BEGIN - 1)) == 0
             with pytest.raises(InputError, match="has no keys of its own"):
                 ask(dense)
             with pytest.raises(LimitError, match="do not fit a frame"):
                 ask(keyed, count=2**31)
-            with pytest.raises(LimitError, match="from -1 on"):
-                ask(keyed, start=-1)
+            with pytest.raises(LimitError, match="0 rows of table"):
+                ask(keyed, count=0)
             with pytest.raises(InputError, match="there is no 7"):
                 ask(keyed, shard=7)
             with pytest.raises(MovedError, match="does not serve shard 1"):
                 ask(keyed, shard=1)
+            client.session._channels.clear()
+            short = 8
+            with pytest.raises(ProtocolError, match="a body of 8 bytes, and not of two keys"):
+                ask(keyed)
+            short = 0
             client.session._channels.clear()
             servers.servers[0].heartbeat.lease_until = 0
             with pytest.raises(MovedError, match="lost its lease"):
