@@ -31,6 +31,7 @@ from dps.engine.checkpoints.reading import Origins
 from dps.engine.checkpoints.store import Store
 from dps.engine.controller.runs import Run
 from dps.engine.core.shards.ledger import Ledger
+from dps.engine.state.scan import BEGIN
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.errors import (

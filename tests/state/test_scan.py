@@ -52,8 +52,10 @@ def pieces(shard: KeyedShard, first: int, last: int, most: int, between=lambda s
     """The pieces of a scan: (keys, values)."""
     rank, found = BEGIN, []
     while not found or rank != BEGIN:
-        keys, rows, rank = module.scan(shard, rank, first, last, most)
+        keys, rows, rest = module.scan(shard, rank, first, last, most)
         assert len(keys) == len(rows) <= most
+        assert rest == BEGIN or rest > rank, "a scan does not go on"
+        rank = rest
         found.append((keys, shard.rows[rows, 0].copy()))
         shard = between(shard)
     return found

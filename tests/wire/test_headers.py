@@ -128,7 +128,12 @@ MUTANTS = [
     (headers, "staleness_of", "bound - 1.0", "float(bound)"),
     (headers, "staleness_of", "if not bound:", "if False:"),
     (headers, "staleness_of", "bound == NO_BOUND", "False"),
-    (Scan, "header", "start=self.rank,\n            count=self.limit", "start=self.limit,\n            count=self.rank"),
+    (
+        Scan,
+        "header",
+        "start=self.rank,\n            count=self.limit",
+        "start=self.limit,\n            count=self.rank",
+    ),
     (Scan, "header", "clock=self.clock", "clock=-1"),
     (Scan, "header", "frames.ANSWER if self.values else 0", "0"),
     (Collect, "header", "number=self.number, count=self.call_bytes", "number=self.call_bytes, count=self.number"),

@@ -365,7 +365,9 @@ class Client(Verbs):
                 if isinstance(named, slice) and route.spec.keyed and column is None:
                     asked.append(prepared_scan(route.spec, named, place, certified))
                 else:
-                    asked.append(of_column(prepared_pull(route, terms, session.acting, named, place, certified), column))
+                    asked.append(
+                        of_column(prepared_pull(route, terms, session.acting, named, place, certified), column)
+                    )
             prepared = [each for each in asked if isinstance(each, Prepared)]
             calls = iter(on_their_way(session.send(prepared, keep), prepared, certified))
             pending = [self._scans.send(each) if isinstance(each, RangeScan) else next(calls) for each in asked]
@@ -487,7 +489,9 @@ def prepared_scan(spec: TableSpec, keys: slice, out: object, certified: bool) ->
     if out is not None:
         raise InputError(f"table {spec.name!r}: a pull of a range of keys makes new arrays: leave out= out")
     if certified:
-        raise InputError(f"table {spec.name!r} is keyed: a certified pull names the keys, because a range comes in pieces")
+        raise InputError(
+            f"table {spec.name!r} is keyed: a certified pull names the keys, because a range comes in pieces"
+        )
     return RangeScan(spec, as_key_range(keys, spec.name), True)
 
 

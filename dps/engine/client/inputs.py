@@ -16,7 +16,16 @@ from dps.engine.state.ops import TableSpec
 from dps.engine.state.scan import LEAST_KEY, MOST_KEY
 from dps.errors import InputError, InputTypeError, NotFiniteError
 
-__all__ = ["KeyRange", "as_key_range", "as_keys", "as_rows", "check_out", "of_named_columns", "row_shape", "split_sparse"]
+__all__ = [
+    "KeyRange",
+    "as_key_range",
+    "as_keys",
+    "as_rows",
+    "check_out",
+    "of_named_columns",
+    "row_shape",
+    "split_sparse",
+]
 
 
 def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:

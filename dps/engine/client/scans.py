@@ -26,7 +26,7 @@ from dps.engine.state.partition import group
 from dps.engine.state.scan import BEGIN, LEAST_KEY, MOST_KEY
 from dps.engine.wire.channel import Request
 from dps.engine.wire.headers import Scan, ScanAnswer
-from dps.errors import DataLostError, InputError, UnknownTableError
+from dps.errors import DataLostError, InputError, ProtocolError, UnknownTableError
 
 __all__ = ["RangeScan", "Scans"]
 
@@ -63,7 +63,7 @@ class RangeScan(NamedTuple):
             return KEYS_A_SCAN
         return max(1, min(MOST_PULLED_KEYS, MOST_BYTES // (8 + self.spec.dim * self.spec.itemsize)))
 
-    def read(self, body: bytes | memoryview, count: int) -> Piece:
+    def read(self, body: bytes | bytearray | memoryview, count: int) -> Piece:
         """The keys and values of an answer."""
         keys, spec = np.frombuffer(body, np.int64, count), self.spec
         numbers = count * spec.dim if self.values else 0
@@ -197,6 +197,8 @@ class Scans:
                     session.steady()
                     sent = self._sent(scan, asked.shard, asked.rank)
                 answer = ScanAnswer.of(sent.answer(deadline))
+                if BEGIN != answer.rest <= asked.rank:  # else a scan would not end
+                    raise ProtocolError(f"a piece of a scan from rank {asked.rank} on ends at rank {answer.rest}")
                 session.meter.counted(True, answer.rows)
                 return scan.read(sent.body, answer.rows), answer.rest
             except RETRIED as error:

@@ -78,7 +78,9 @@ class ServerTable(TableState):
         if header.count * self.row_bytes > self.frame_limit:
             raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
         if is_range and spec.rows is None:
-            raise InputError(f"table {spec.name!r} is keyed: a range of its keys can be pulled, and for all else name the keys")
+            raise InputError(
+                f"table {spec.name!r} is keyed: a range of its keys can be pulled, and for all else name the keys"
+            )
         if not is_range and (header.shards > spec.shards or used > len(body)):
             raise ProtocolError(f"{header.count} keys in {header.shards} shards do not fit a body of {len(body)} bytes")
         divided = self._parts.divide(self, header, body)
@@ -155,7 +157,9 @@ class ServerTable(TableState):
         if self.spec.rows is not None:
             raise InputError(f"table {self.spec.name!r} has no keys of its own, but rows 0 to {self.spec.rows - 1}")
         if not 1 <= scan.limit <= self.frame_limit // (8 + self.row_bytes):
-            raise LimitError(f"{scan.limit} rows of table {self.spec.name!r} do not fit a frame of dps.limits.frame bytes")
+            raise LimitError(
+                f"{scan.limit} rows of table {self.spec.name!r} do not fit a frame of dps.limits.frame bytes"
+            )
         if len(body) != 16:
             raise ProtocolError(f"a scan has a body of {len(body)} bytes, and not of two keys")
         first, last = np.frombuffer(body, np.int64).tolist()
