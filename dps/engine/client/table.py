@@ -63,8 +63,9 @@ class Table:
     ``trainer.pull(w, keys)`` and ``trainer.table(w)`` use the trainer's own connections, and ``w.pull(keys)`` makes a
     client without a clock.
 
-    ``w[keys]`` pulls (of a keyed table ``w[a:b]`` is a pair: keys and values), ``w[keys] = values`` assigns, and ``len(w)`` is the number of rows: of a dense table all of them;
-    of a keyed table those that exist, for which it reads all keys (8 bytes each).
+    ``w[keys]`` pulls (of a keyed table ``w[a:b]`` is a pair: keys and values), ``w[keys] = values`` assigns, and
+    ``len(w)`` is the number of rows: of a dense table all of them; of a keyed table those that exist, for which it
+    reads all keys (8 bytes each).
 
     Parameters
     ----------

@@ -186,8 +186,8 @@ class Verbs:
             A table's name or handle; or several tables in one round trip. What is wrong with one of several tables is
             found before anything is sent.
         keys : array_like of int, slice or None
-            As in :meth:`pull`, but no slice of keys. A sparse vector, or a sparse matrix [rows, dim], may be given alone: of scipy, of
-            the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
+            As in :meth:`pull`, but no slice of keys. A sparse vector, or a sparse matrix [rows, dim], may be given
+            alone: of scipy, of the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
         values : array_like
             ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all. For a table with
             ``columns=`` also a dict with such values for each of its columns, by name.
