@@ -335,8 +335,7 @@ class Channel:
         elif request.part is not None and request.part.accept(header.kind, header.request, header.body, body):
             pass  # its rows are where the caller wants them
         elif request.sink is None:
-            in_inbox = body.obj is self._reader.inbox  # and else in memory of its own
-            request.body = bytes(body) if in_inbox else body
+            request.body = self._kept(body)
         elif body or not header.body:
             self._check_size(header, request)
             pour(body[: request.size], request.sink)
@@ -345,6 +344,10 @@ class Channel:
         self.traffic.answers += 1
         self.traffic.received += HEADER_SIZE + header.body
         request.header, request.done = header, True
+
+    def _kept(self, body: memoryview) -> bytes | memoryview:
+        """The body of an answer for later: copied, unless it has memory of its own, and is not in the inbox."""
+        return bytes(body) if body.obj is self._reader.inbox else body
 
     # -- a call past this channel, see `exchange.pyx`
 
