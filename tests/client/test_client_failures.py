@@ -56,7 +56,8 @@ NAN = np.where(KEYS == 63, np.nan, 1.0)
 WRONG = {
     "unknown table": ("pull", ("x", [1]), UnknownTableError, "'s' has no table 'x'; it has 'd', 'f', 'i', 't'"),
     "keyed without keys": ("pull", ("t",), InputError, "table 't' is keyed: name the keys"),
-    "keyed slice": ("pull", ("t", slice(3)), InputError, "table 't' is keyed: name the keys"),
+    "keyed slice": ("push", ("t", slice(3), 1.0), InputError, "table 't' is keyed: name the keys; only a pull"),
+    "certified keyed slice": ("pull_certified", ("t", slice(3)), InputError, "a certified pull names the keys"),
     "float keys": ("pull", ("t", [1.5]), InputTypeError, "table 't': keys are integers, not float64"),
     "row outside": ("pull", ("d", [3, 10]), KeyRangeError, "table 'd' has rows 0 to 9; key 10"),
     "row below": ("pull", ("d", [-1]), KeyRangeError, "key -1"),

@@ -195,7 +195,7 @@ def test_rows_of_several_tables_are_deleted_at_once(client):
 
 @pytest.mark.parametrize("most", [1 << 20, 7])
 def test_keys_of_several_tables_and_without_waiting(servers, client, monkeypatch, most):
-    monkeypatch.setattr("dps.engine.client.key_scans.KEYS_A_SCAN", most)
+    monkeypatch.setattr("dps.engine.client.scans.KEYS_A_SCAN", most)
     servers.table(TableSpec("k", dtype="int64", shards=4))
     servers.table(TableSpec("l", dtype="int64", shards=2))
     wanted = {"k": list(range(100)), "l": [5, 6]}

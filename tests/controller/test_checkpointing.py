@@ -31,6 +31,7 @@ from dps.engine.checkpoints.reading import Origins
 from dps.engine.checkpoints.store import Store
 from dps.engine.controller.runs import Run
 from dps.engine.core.shards.ledger import Ledger
+from dps.engine.state.scan import BEGIN
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.errors import (
@@ -40,6 +41,7 @@ from dps.errors import (
     LimitError,
     MissingPackageError,
     MovedError,
+    ProtocolError,
     StoppedError,
     TooFewWorkersError,
     UnknownTableError,
@@ -445,7 +447,7 @@ def test_a_run_may_go_on_over_a_restore(ps, pool, store):
 
 
 def test_a_live_table_in_other_forms(ps, tmp_path, monkeypatch):
-    monkeypatch.setattr("dps.engine.client.key_scans.KEYS_A_SCAN", 7)
+    monkeypatch.setattr("dps.engine.client.scans.KEYS_A_SCAN", 7)
     monkeypatch.setattr("dps.engine.driver.archive.PIECE_BYTES", 64)
     ps.table("w", dim=2, shards=8)
     ps.table("b", rows=30)
@@ -476,7 +478,7 @@ def test_a_live_table_in_other_forms(ps, tmp_path, monkeypatch):
 
 
 def test_keys_are_read_while_shards_move_and_rows_are_born(cluster, monkeypatch):
-    monkeypatch.setattr("dps.engine.client.key_scans.KEYS_A_SCAN", 50)
+    monkeypatch.setattr("dps.engine.client.scans.KEYS_A_SCAN", 50)
     with dps.ParameterServer(cluster, servers=2) as ps:
         ps.table("w", dtype="int64", shards=4)
         client = ps.client()
@@ -496,7 +498,7 @@ def test_keys_are_read_while_shards_move_and_rows_are_born(cluster, monkeypatch)
         next(reading)
         ps.drop_table("w")
         ps.table("w", dtype="int64", shards=4)
-        with pytest.raises(UnknownTableError, match=r"replaced while its keys were read|has no table"):
+        with pytest.raises(UnknownTableError, match=r"replaced while its rows were read|has no table"):
             list(reading)
         ps.table("b", rows=3)
         with pytest.raises(InputError, match="dense: its keys are the rows 0 to 2"):
@@ -511,23 +513,29 @@ def test_a_scan_is_refused_where_it_makes_no_sense():
             assert sorted(np.concatenate(list(client.keys("w"))).tolist()) == list(range(100))
 
             def ask(spec, **fields):
-                fields = {"shard": 0, "count": 10, **fields}
-                deadline = time.monotonic() + 10
-                answer = client.session.channel(0).ask(Header(frames.SCAN, table=spec.id, **fields)).result(deadline)
+                fields = {"shard": 0, "count": 100, "start": BEGIN, **fields}
+                header, body = Header(frames.SCAN, table=spec.id, **fields), np.array([0, 99]).tobytes()
+                answer = client.session.channel(0).ask(header, body[: 16 - short]).result(time.monotonic() + 10)
                 return np.frombuffer(answer.body, np.int64)
 
-            assert len(ask(keyed)) == 10
-            assert len(ask(keyed, start=10**6)) == 0
+            short = 0
+            assert len(ask(keyed)) == len(next(client.keys("w", 0))) > 0
+            assert len(ask(keyed, start=-BEGIN - 1)) == 0
             with pytest.raises(InputError, match="has no keys of its own"):
                 ask(dense)
             with pytest.raises(LimitError, match="do not fit a frame"):
                 ask(keyed, count=2**31)
-            with pytest.raises(LimitError, match="from -1 on"):
-                ask(keyed, start=-1)
+            with pytest.raises(LimitError, match="0 rows of table"):
+                ask(keyed, count=0)
             with pytest.raises(InputError, match="there is no 7"):
                 ask(keyed, shard=7)
             with pytest.raises(MovedError, match="does not serve shard 1"):
                 ask(keyed, shard=1)
+            client.session._channels.clear()
+            short = 8
+            with pytest.raises(ProtocolError, match="a body of 8 bytes, and not of two keys"):
+                ask(keyed)
+            short = 0
             client.session._channels.clear()
             servers.servers[0].heartbeat.lease_until = 0
             with pytest.raises(MovedError, match="lost its lease"):

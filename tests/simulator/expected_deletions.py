@@ -118,11 +118,13 @@ class DeletingTable(ExpectedTable):
 
     def close(self, client: Any, rows: np.ndarray) -> None:
         if self.spec.keyed:
+            ranged, _ = client.pull(self.name, slice(None))
             listed = np.sort(np.concatenate([np.zeros(0, np.int64), *client.keys(self.name)]))
             there = np.sort(self.keys[rows.any(axis=1)])
-            assert listed.tolist() == there.tolist(), (
-                f"{self.name!r} lists keys {listed.tolist()}, and {there.tolist()} have marks"
-            )
+            for found in (listed, ranged):
+                assert found.tolist() == there.tolist(), (
+                    f"{self.name!r} lists keys {found.tolist()}, and {there.tolist()} have marks"
+                )
 
     def _explains(self, last: Touch | None, touches: list[list[Touch]], row: list[int], least: list[int]) -> bool:
         """Whether the row is right if `last` is its last deletion (None: there was none)."""

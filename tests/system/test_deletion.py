@@ -78,3 +78,21 @@ def test_a_restored_table_has_the_rows_that_there_were(ps: dps.ParameterServer, 
     assert set(keys) == expected
     np.testing.assert_array_equal(client.pull("saved", range(COUNT + 1000)), values)
     client.close()
+
+
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+def test_a_range_of_keys_is_read_while_rows_come_and_go(ps: dps.ParameterServer) -> None:
+    w = ps.table("ranged", dim=2, shards=4)
+    kept = np.arange(0, 300_000, 3)
+    w.push(kept, np.repeat(kept, 2).reshape(-1, 2))
+    with ps.client() as other:
+        for turn in range(3):
+            pending = w.pull_async(slice(-9, 270_000))
+            others = np.arange(1, 200_000, 3)
+            other.delete("ranged", others) if turn % 2 else other.push(
+                "ranged", others, np.repeat(others, 2).reshape(-1, 2)
+            )
+            keys, values = pending.result()
+            assert (np.diff(keys) > 0).all()
+            assert np.array_equal(keys[keys % 3 == 0], kept[kept < 270_000])
+            assert (values == keys[:, None]).all()

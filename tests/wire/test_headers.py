@@ -22,6 +22,7 @@ from dps.engine.wire.headers import (
     RouteAnswer,
     RouteRequest,
     Scan,
+    ScanAnswer,
     Tick,
     TickAnswer,
 )
@@ -37,6 +38,7 @@ MOST_BODY = 2**32  # bytes
 
 REPLICATED = {KIND: frames.REPLICATE, FLAGS: frames.CONTROL}
 RETIRED = {**REPLICATED, FLAGS: frames.CONTROL | frames.RULE_ADD, CLOCK: 0}
+SCANNED = {KIND: frames.SCAN, TABLE: 1, SHARDS: 1}
 WIRE = [  # an example of each view, and the numbers in the bytes that are not those of an empty header
     (Tick(5, 9), {KIND: frames.TICK, CLOCK: 5, COUNT: 9}),
     (TickAnswer(3, 2.0), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: 3}),
@@ -47,7 +49,9 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
     (RingPiece(-7, 2, 96, 17), {KIND: frames.RING, CLOCK: -7, SHARD: 2, START: 96, COUNT: 17, BODY: 24}),
     (RouteRequest(6), {KIND: frames.ROUTE, ORIGIN: 6}),
     (RouteAnswer(6), {KIND: frames.OK, REQUEST: 77, ORIGIN: 6}),
-    (Scan(1, 4, 7, 1 << 40, 900), {KIND: frames.SCAN, TABLE: 1, EPOCH: 4, SHARD: 7, START: 1 << 40, COUNT: 900}),
+    (Scan(1, 4, 7, 5, 1 << 40, 900, False), {**SCANNED, EPOCH: 4, SHARD: 7, CLOCK: 5, START: 1 << 40, COUNT: 900}),
+    (Scan(1, 0, 0, -1, -(1 << 63), 9, True), {**SCANNED, FLAGS: frames.ANSWER, START: -(1 << 63), COUNT: 9}),
+    (ScanAnswer(9, 1 << 40), {KIND: frames.OK, REQUEST: 77, START: 1 << 40, COUNT: 9}),
     (DumpPiece(1, 4, 7, 2, 48), {KIND: frames.DUMP, TABLE: 1, EPOCH: 4, SHARD: 7, NUMBER: 2, COUNT: 48}),
     (CloseSums(1, 4, 5, 2), {**REPLICATED, TABLE: 1, EPOCH: 4, CLOCK: 5, START: 2, PARTIES: 1}),
     (RetireOrigins(1, 4, 9, 3), {**RETIRED, TABLE: 1, EPOCH: 4, START: 9, PARTIES: 3}),
@@ -56,7 +60,7 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
 
 def header_of(view) -> Header:
     """The header of a view; an answer's has the number of its request."""
-    return view.header(77) if isinstance(view, (TickAnswer, RouteAnswer)) else view.header()
+    return view.header(77) if isinstance(view, (TickAnswer, RouteAnswer, ScanAnswer)) else view.header()
 
 
 def check_bytes() -> None:
@@ -86,7 +90,8 @@ FIELDS = {
     RingPiece: (long, short, long, word),
     RouteRequest: (word,),
     RouteAnswer: (word,),
-    Scan: (word, word, short, long, word),
+    Scan: (word, word, short, long, long, word, st.booleans()),
+    ScanAnswer: (word, long),
     DumpPiece: (word, word, short, word, word),
     CloseSums: (word, word, long, st.integers(0, 2)),
     RetireOrigins: (word, word, long, short),
@@ -123,7 +128,10 @@ MUTANTS = [
     (headers, "staleness_of", "bound - 1.0", "float(bound)"),
     (headers, "staleness_of", "if not bound:", "if False:"),
     (headers, "staleness_of", "bound == NO_BOUND", "False"),
-    (Scan, "header", "start=self.skip, count=self.limit", "start=self.limit, count=self.skip"),
+    (Scan, "header", "start=self.rank", "start=self.limit"),
+    (Scan, "header", "shards=1", "shards=0"),
+    (Scan, "header", "clock=self.clock", "clock=-1"),
+    (Scan, "header", "frames.ANSWER if self.values else 0", "0"),
     (Collect, "header", "number=self.number, count=self.call_bytes", "number=self.call_bytes, count=self.number"),
     (RetireOrigins, "header", "start=self.first, parties=self.origins", "start=self.origins, parties=self.first"),
     (RetireOrigins, "header", "clock=0", "clock=-1"),

@@ -45,7 +45,7 @@ MAY = {
         F.CALL: {0, F.RANGE, F.REPLAYED, F.REPLAYED | F.RANGE},
         F.COMMIT: {0},
         F.ABORT: {0},
-        F.SCAN: {0},
+        F.SCAN: {0, F.ANSWER},
         F.STATUS: {0},
     },
     ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}},

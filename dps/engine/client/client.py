@@ -24,11 +24,11 @@ import numpy as np
 
 from dps.engine.client.environment import Environment
 from dps.engine.client.functions import FunctionCaller
-from dps.engine.client.inputs import as_keys, as_rows
-from dps.engine.client.key_scans import KeyScans
+from dps.engine.client.inputs import as_key_range, as_keys, as_rows
 from dps.engine.client.origin import Origin
 from dps.engine.client.plain import DECLINED, PlainCalls
 from dps.engine.client.requests import Prepared, TableRoute, outs_of, prepared_deletion, prepared_pull, prepared_push
+from dps.engine.client.scans import RangeScan, Scans
 from dps.engine.client.session import ClientSession
 from dps.engine.client.table import Table, name_of, place_of, through
 from dps.engine.client.ticket import Certificate, Pending, SentCall, Ticket
@@ -112,7 +112,7 @@ class Client(Verbs):
         self.session = session or ClientSession(ticket, environment)
         self._check_aggregate = check_aggregate
         self._plain = PlainCalls(self.session, check_aggregate)
-        self._functions, self._scans = FunctionCaller(self.session), KeyScans(self.session)
+        self._functions, self._scans = FunctionCaller(self.session), Scans(self.session)
         self._rehearses = rehearses
         # Set while a trainer is replayed: what it pushes has been acknowledged. Not every shard could tell that it is a
         # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of. So
@@ -343,8 +343,8 @@ class Client(Verbs):
     @implements(Verbs.keys_async)
     def keys_async(self, table: TableLike | Mapping[T, int | None], shard: int | None = None) -> object:
         if isinstance(table, Mapping):
-            return Pending.of_tables({each: self._scans.send(name_of(each), some) for each, some in table.items()})
-        return self._scans.send(name_of(table), shard)
+            return Pending.of_tables({each: self._scans.send_keys(name_of(each), some) for each, some in table.items()})
+        return self._scans.send_keys(name_of(table), shard)
 
     # -- inside
 
@@ -354,7 +354,7 @@ class Client(Verbs):
         """A pull on its way. With `keep`, the caller may change the keys before the answer is here."""
         several, session = isinstance(table, Mapping), self.session
         outs: Any = outs_of(out) if several else None
-        prepared = []
+        asked: list[Prepared | RangeScan] = []
         with session.lock:
             session.meter.begin(session.now())
             for each, named in table.items() if several else ((table, keys),):
@@ -362,10 +362,15 @@ class Client(Verbs):
                 route = session.ready(name)
                 terms, place = session.terms(route), outs.get(each) if several else out
                 check_no_out(column, place)
-                pull = prepared_pull(route, terms, session.acting, named, place, certified)
-                prepared.append(of_column(pull, column))
-            sent = session.send(prepared, keep)
-        pending = on_their_way(sent, prepared, certified)
+                if isinstance(named, slice) and route.spec.keyed and column is None:
+                    asked.append(prepared_scan(route.spec, named, place, certified))
+                else:
+                    asked.append(
+                        of_column(prepared_pull(route, terms, session.acting, named, place, certified), column)
+                    )
+            prepared = [each for each in asked if isinstance(each, Prepared)]
+            calls = iter(on_their_way(session.send(prepared, keep), prepared, certified))
+            pending = [self._scans.send(each) if isinstance(each, RangeScan) else next(calls) for each in asked]
         return Pending.of_tables(dict(zip(table, pending, strict=True))) if several else pending[0]
 
     def _push(
@@ -478,6 +483,16 @@ def on_their_way(sent: list[SentCall], prepared: list[Prepared], certified: bool
         Pending((call,), functools.partial(with_certificate, call, each.finish))
         for call, each in zip(sent, prepared, strict=True)
     ]
+
+
+def prepared_scan(spec: TableSpec, keys: slice, out: object, certified: bool) -> RangeScan:
+    if out is not None:
+        raise InputError(f"table {spec.name!r}: a pull of a range of keys makes new arrays: leave out= out")
+    if certified:
+        raise InputError(
+            f"table {spec.name!r} is keyed: a certified pull names the keys, because a range comes in pieces"
+        )
+    return RangeScan(spec, as_key_range(keys, spec.name), True)
 
 
 def with_certificate(call: SentCall, finish: Callable[[], np.ndarray | None]) -> Certified:

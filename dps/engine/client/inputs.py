@@ -13,9 +13,19 @@ import numpy as np
 
 from dps.engine.core.shards.rows import all_finite
 from dps.engine.state.ops import TableSpec
+from dps.engine.state.scan import LEAST_KEY, MOST_KEY
 from dps.errors import InputError, InputTypeError, NotFiniteError
 
-__all__ = ["as_keys", "as_rows", "check_out", "of_named_columns", "row_shape", "split_sparse"]
+__all__ = [
+    "KeyRange",
+    "as_key_range",
+    "as_keys",
+    "as_rows",
+    "check_out",
+    "of_named_columns",
+    "row_shape",
+    "split_sparse",
+]
 
 
 def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -84,6 +94,31 @@ def _mixed_integers(keys: object, array: np.ndarray) -> np.ndarray:
     if not all(isinstance(key, (int, np.integer)) for key in objects.flat):
         return array
     return np.array([int(key) % 2**64 for key in objects.flat], np.uint64).reshape(objects.shape)
+
+
+class KeyRange(NamedTuple):
+    """Keys of a keyed table: from `first` to `last`, both included; none where `last` is less."""
+
+    first: int
+    last: int
+
+
+def as_key_range(keys: slice, table: str) -> KeyRange:
+    """The keys that a slice names, of which the end is left out, as of any slice; a missing end is none.
+
+    >>> as_key_range(slice(-5, 7), "w"), as_key_range(slice(None), "w").first == -(2**63)
+    (KeyRange(first=-5, last=6), True)
+    """
+    if keys.step is not None and keys.step != 1:
+        raise InputError(f"table {table!r}: a range of keys has step 1, not {keys.step!r}; name the keys")
+    ends = []
+    for end, default in ((keys.start, LEAST_KEY), (keys.stop, MOST_KEY + 1)):
+        if end is not None and not isinstance(end, (int, np.integer)):
+            raise InputTypeError(f"table {table!r}: a range of keys has integers as its ends, not {end!r}")
+        ends.append(default if end is None else int(end))
+        if not LEAST_KEY <= ends[-1] <= MOST_KEY + 1:
+            raise InputError(f"table {table!r}: {end} is no end of a range of keys, which are int64; leave it out")
+    return KeyRange(ends[0], ends[1] - 1) if ends[0] <= MOST_KEY else KeyRange(0, -1)
 
 
 def row_shape(shape: tuple[int, ...], spec: TableSpec | RowForm) -> tuple[int, ...]:

@@ -178,7 +178,8 @@ def named(route: TableRoute, keys: Keys) -> tuple[np.ndarray | slice, tuple[int,
     if keys is not None and not isinstance(keys, slice):
         return as_keys(keys, spec.name)
     if spec.rows is None:
-        raise InputError(f"table {spec.name!r} is keyed: name the keys")
+        how = "only a pull takes a range of them" if keys else "a pull of slice(None) gives all rows with their keys"
+        raise InputError(f"table {spec.name!r} is keyed: name the keys; {how}")
     start, stop, step = (keys or slice(None)).indices(spec.rows)
     if step != 1:
         raise InputError(f"table {spec.name!r}: a slice of rows has step 1, not {step}; name the keys")

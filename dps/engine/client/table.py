@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -63,8 +63,9 @@ class Table:
     ``trainer.pull(w, keys)`` and ``trainer.table(w)`` use the trainer's own connections, and ``w.pull(keys)`` makes a
     client without a clock.
 
-    ``w[keys]`` pulls, ``w[keys] = values`` assigns, and ``len(w)`` is the number of rows: of a dense table all of them;
-    of a keyed table those that exist, for which it reads all keys (8 bytes each).
+    ``w[keys]`` pulls (of a keyed table ``w[a:b]`` is a pair: keys and values), ``w[keys] = values`` assigns, and
+    ``len(w)`` is the number of rows: of a dense table all of them; of a keyed table those that exist, for which it
+    reads all keys (8 bytes each).
 
     Parameters
     ----------
@@ -148,7 +149,11 @@ class Table:
             return self.spec.rows
         return sum(len(keys) for keys in self.keys())
 
-    def __getitem__(self, keys: Keys) -> np.ndarray:
+    @overload
+    def __getitem__(self, keys: slice) -> Any: ...
+    @overload
+    def __getitem__(self, keys: Keys) -> np.ndarray: ...
+    def __getitem__(self, keys: Keys) -> object:
         return self._client().pull(self.name, keys, None)
 
     def __setitem__(self, keys: Keys, values: Values) -> None:

@@ -70,15 +70,24 @@ class Verbs:
             too, if given).
         keys : array_like of int, slice or None
             int64 keys of any shape, repeats allowed; a sparse vector stands for its coordinates. For dense tables also
-            a slice of rows, or None for all rows.
+            a slice of rows, or None for all rows. For keyed tables also a slice ``slice(a, b)`` of keys: all rows that
+            there are with keys from a to b - 1; ``slice(None)`` is all rows of the table. Its ends are keys, so -3 is
+            the key -3.
         out : ndarray, optional
-            Where to put the values: table dtype, C-contiguous, of the shape returned.
+            Where to put the values: table dtype, C-contiguous, of the shape returned; not for a slice of keys.
 
         Returns
         -------
-        ndarray or dict of ndarray
+        ndarray, tuple or dict
             Table dtype, ``keys.shape + (dim,)``; without the last axis where dim is 1. Rows of a keyed table to
-            which no op has come read as their initial value. Of several tables, a dict with the keys of the mapping.
+            which no op has come read as their initial value. For a slice of keys a pair: the keys, int64 and ascending,
+            and their values. Of several tables, a dict with the keys of the mapping.
+
+        Notes
+        -----
+        A slice of keys is read in pieces, while other clients go on. Each row that is there during the whole call is
+        given once. A row that is made or deleted meanwhile may or may not be given. Each row is whole, with its values
+        at some moment of the call; those of two rows may be of different moments.
 
         Raises
         ------
@@ -95,6 +104,17 @@ class Verbs:
         ...         client.pull("w", [7, 8])
         array([[1., 2.],
                [0., 0.]], dtype=float32)
+
+        All rows with keys below 100:
+
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         _ = ps.table("w")
+        ...         client = ps.client()
+        ...         client.push("w", [7, 300, -5], [1.0, 2.0, 3.0])
+        ...         keys, values = client.pull("w", slice(None, 100))
+        ...         keys, values
+        (array([-5,  7]), array([3., 1.], dtype=float32))
         """
         return self._calls.pull(table, keys, out)
 
@@ -123,7 +143,7 @@ class Verbs:
         table : str, Table, or mapping of these to keys
             As in :meth:`pull`.
         keys : array_like of int, slice or None
-            As in :meth:`pull`.
+            As in :meth:`pull`, but no slice of keys.
 
         Returns
         -------
@@ -166,8 +186,8 @@ class Verbs:
             A table's name or handle; or several tables in one round trip. What is wrong with one of several tables is
             found before anything is sent.
         keys : array_like of int, slice or None
-            As in :meth:`pull`. A sparse vector, or a sparse matrix [rows, dim], may be given alone: of scipy, of
-            the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
+            As in :meth:`pull`, but no slice of keys. A sparse vector, or a sparse matrix [rows, dim], may be given
+            alone: of scipy, of the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
         values : array_like
             ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all. For a table with
             ``columns=`` also a dict with such values for each of its columns, by name.
@@ -361,9 +381,10 @@ class Verbs:
     @overload
     def keys(self, table: Mapping[T, int | None], shard: None = ...) -> dict[T, Iterator[np.ndarray]]: ...
     def keys(self, table: TableLike | Mapping[T, int | None], shard: int | None = None) -> object:
-        """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.
+        """The keys of a keyed table that have rows, some at a time.
 
-        Where rows are deleted meanwhile, others may be left out or come twice.
+        Each key that has a row during the whole iteration comes once. One whose row is made or deleted meanwhile may or
+        may not come.
 
         Parameters
         ----------
@@ -375,8 +396,7 @@ class Verbs:
         Returns
         -------
         iterator of ndarray of int64, or dict of these
-            Shard after shard, in the order of their birth as long as no row was deleted. Of several tables, a dict
-            with the keys of the mapping.
+            Shard after shard, in no particular order. Of several tables, a dict with the keys of the mapping.
 
         Raises
         ------

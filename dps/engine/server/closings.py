@@ -132,7 +132,7 @@ class Closings:
             return []
         if header.kind == frames.CALL and header.flags & frames.RANGE:
             return closings
-        used = {part.replica for part in table.cut(header, body).parts}
+        used = table.named(header, body)
         return [closing for closing in closings if closing[0] in used]
 
     def _settle(self, table: ServerTable, replica: Replica, ops: list[Op], owed: OwedAnswer) -> None:

@@ -252,11 +252,12 @@ class FunctionCalls:
     def postpone(self, table: ServerTable, connection: RoleConnection, header: Header, body: memoryview) -> bool:
         """Whether a pull or push has to wait for a function; then it is handled again when that has ended."""
         closes = table.spec.aggregate is not None
-        if header.kind == frames.PULL and not closes:
+        reads = header.kind in (frames.PULL, frames.SCAN)
+        if reads and not closes:
             return False
-        for part in table.cut(header, body).parts:
-            hold = part.replica.hold
-            if hold is not None and (header.kind != frames.PULL or part.replica.shard.would_close(header.clock)):
+        for replica in table.named(header, body):
+            hold = replica.hold
+            if hold is not None and (not reads or replica.shard.would_close(header.clock)):
                 hold.wait(connection, header, body)
                 return True
         return False

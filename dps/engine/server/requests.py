@@ -40,6 +40,8 @@ from dps.engine.server.tables import ServerTable, TableRequest, op_of
 from dps.engine.state.custom import Custom
 from dps.engine.state.op_views import CloseOp
 from dps.engine.state.ops import OLDER, Op, TableSpec
+from dps.engine.state.scan import scan
+from dps.engine.state.shard import KeyedShard
 from dps.engine.state.transfer import Joining
 from dps.engine.telemetry.reports import ServerReport
 from dps.engine.telemetry.server_meter import ServerMeter, TableMeter
@@ -68,6 +70,7 @@ Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a reque
 logger = logging.getLogger(__name__)
 
 MAX_DROPPED = 1024  # tables whose numbers are remembered, because a call that makes one may come after the drop
+MOST_SCANNED = 1 << 17  # rows that a piece of a scan has at most, because a server serves nothing else meanwhile
 SETTLE_SHARE = 0.5  # of dps.timeouts.silence, for which the controller waits, that a server waits until copies settle
 
 T = TypeVar("T")
@@ -135,7 +138,7 @@ class ServerRole:
             frames.CALL: self._closed(self.functions.call),
             frames.COMMIT: self.functions.commit,
             frames.ABORT: self.functions.abort,
-            frames.SCAN: self._scan,
+            frames.SCAN: self._when_free(self._closed(self._scan)),
             frames.STATUS: self._status,
             frames.REPLICATE: self._beside(self._replicate),
             frames.DUMP: self._take_dump,
@@ -384,8 +387,15 @@ class ServerRole:
 
     def _scan(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         self.service.requests += 1
-        keys = self.leased(header).scan(Scan.of(header))
-        connection.reply(Header(frames.OK, request=header.request, count=len(keys)), keys.tobytes())
+        began, request, table = self.meters.clock(), Scan.of(header), self.leased(header)
+        replica, first, last = table.scanned(request, body)
+        if table.spec.aggregate is not None:
+            self.close_before(replica, header.clock)
+        shard = replica.shard
+        assert isinstance(shard, KeyedShard)
+        found = scan(shard, request.rank, first, last, min(request.limit, MOST_SCANNED))
+        nbytes = table.answer_scan(connection, header, shard, found)
+        self.meters.scanned(table.meter, request.shard, len(found.keys), nbytes, began)
 
     def _pull(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
         self.service.requests += 1

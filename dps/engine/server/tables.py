@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.engine.core.requests.request import Parts
+from dps.engine.core.shards.rows import gather
 from dps.engine.core.shards.states import TableState
 from dps.engine.server.replicas import Replica, ReplicaPart
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp
 from dps.engine.state.ops import ADD, AGE, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
 from dps.engine.state.partition import group, shard_bits
-from dps.engine.state.shard import DenseShard
+from dps.engine.state.scan import FoundRows
+from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.telemetry.server_meter import TableMeter
 from dps.engine.telemetry.snapshot import HeldRows
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_array, padded, unpack_items
-from dps.engine.wire.headers import AgeRows, CloseSums, RetireOrigins, Scan
+from dps.engine.wire.headers import AgeRows, CloseSums, RetireOrigins, Scan, ScanAnswer
 from dps.engine.wire.protocols import RoleConnection
 from dps.errors import InputError, KeyRangeError, LimitError, MovedError, ProtocolError
 
@@ -77,7 +79,9 @@ class ServerTable(TableState):
         if header.count * self.row_bytes > self.frame_limit:
             raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
         if is_range and spec.rows is None:
-            raise InputError(f"table {spec.name!r} is keyed: it has no ranges of rows, name the keys")
+            raise InputError(
+                f"table {spec.name!r} is keyed: a range of its keys can be pulled, and for all else name the keys"
+            )
         if not is_range and (header.shards > spec.shards or used > len(body)):
             raise ProtocolError(f"{header.count} keys in {header.shards} shards do not fit a body of {len(body)} bytes")
         divided = self._parts.divide(self, header, body)
@@ -99,6 +103,12 @@ class ServerTable(TableState):
                 self._check_own(number, named)
             parts.append(ReplicaPart(replica, named, start, a, b))
         return TableRequest(parts, keys, used)
+
+    def named(self, header: Header, body: memoryview) -> list[Replica]:
+        """The replicas of the shards that a request of a client is for."""
+        if header.kind == frames.SCAN:
+            return [self.replica(header.shard, primary=True)]
+        return [part.replica for part in self.cut(header, body).parts]
 
     def _check_own(self, number: int, keys: np.ndarray) -> None:
         """Refuse keys that belong to other shards, because a second row of a key would come to life here."""
@@ -143,14 +153,40 @@ class ServerTable(TableState):
                 "at once (dps.limits.frame): make the table with more shards, or change fewer rows at once"
             )
 
-    def scan(self, scan: Scan) -> np.ndarray:
-        """Keys of one shard, in the order of its rows, which is that of their creation unless rows were deleted."""
+    def scanned(self, scan: Scan, body: memoryview) -> tuple[Replica, int, int]:
+        """What a SCAN asks for: the replica, the least key and the greatest one."""
         if self.spec.rows is not None:
             raise InputError(f"table {self.spec.name!r} has no keys of its own, but rows 0 to {self.spec.rows - 1}")
-        if 8 * scan.limit > self.frame_limit or scan.skip < 0:
-            raise LimitError(f"{scan.limit} keys from {scan.skip} on do not fit a frame of dps.limits.frame bytes")
-        keys = self.replica(scan.shard, primary=True).shard.keys()
-        return keys[scan.skip : scan.skip + scan.limit]
+        if not 1 <= scan.limit <= self.frame_limit // (8 + self.row_bytes):
+            raise LimitError(
+                f"{scan.limit} rows of table {self.spec.name!r} do not fit a frame of dps.limits.frame bytes"
+            )
+        if len(body) != 16:
+            raise ProtocolError(f"a scan has a body of {len(body)} bytes, and not of two keys")
+        first, last = np.frombuffer(body, np.int64).tolist()
+        return self.replica(scan.shard, primary=True), first, last
+
+    def answer_scan(self, connection: RoleConnection, header: Header, shard: KeyedShard, found: FoundRows) -> int:
+        """Send a piece of a scan, piece by piece as :meth:`answer` does; the bytes of its body."""
+        scan, count = Scan.of(header), len(found.keys)
+        keys, values = 8 * count, count * self.row_bytes if scan.values else 0
+        buffer = connection.outgoing(HEADER_SIZE + keys + padded(values))
+        view = memoryview(buffer)
+        answer = ScanAnswer(count, found.rest).header(header.request, keys + padded(values))
+        view[:HEADER_SIZE] = encode_header(answer)
+        buffer[HEADER_SIZE : HEADER_SIZE + keys].view(np.int64)[:] = found.keys
+        passed, begin = 0, HEADER_SIZE + keys
+        if scan.values:
+            out = buffer[begin : begin + values].view(self.dtype).reshape(count, self.spec.dim)
+            step = max(1, PIECE_BYTES // self.row_bytes)
+            for a in range(0, count, step):
+                b = min(a + step, count)
+                gather(shard.rows, found.rows[a:b], out[a:b])
+                connection.write(view[passed : begin + b * self.row_bytes])
+                passed = begin + b * self.row_bytes
+        if passed < len(view):
+            connection.write(view[passed:])
+        return keys + values
 
     def answer(
         self, connection: RoleConnection, header: Header, parts: list[ReplicaPart], repeated: Op | None = None

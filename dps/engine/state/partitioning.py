@@ -25,6 +25,7 @@ __all__ = ["BlockPartition", "FieldPartition", "FunctionPartition", "HashPartiti
 __all__ += ["partition_from_dict", "partition_of"]
 
 MAX_BOUNDS = 4096  # of ranges: as many as a table may have shards. All clients are told the bounds
+MAX_SPREAD = 1 << 12  # cells of a range of keys, from which follows which shards have none of them
 INT64 = np.iinfo(np.int64)
 
 
@@ -35,6 +36,10 @@ class Partition(Recipe):
     def cells(self, shards: int) -> Cells | None:
         """What computes the cells of keys, for a table with so many shards; None: each key is its own cell."""
         raise NotImplementedError
+
+    def spread(self, first: int, last: int) -> np.ndarray | None:
+        """Keys of all cells in which the keys from `first` to `last` lie; None where these are many, or not known."""
+        return None
 
     def to_dict(self) -> Description:
         """The partition as values for JSON."""
@@ -57,6 +62,10 @@ class HashPartition(Partition):
     def cells(self, shards: int) -> None:
         """None, because each key is its own cell."""
         return None
+
+    def spread(self, first: int, last: int) -> np.ndarray | None:
+        """All keys of the range, where they are few."""
+        return steps(first, last, 0)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,6 +97,10 @@ class BlockPartition(Partition):
     def cells(self, shards: int) -> Cells:
         """What computes the numbers of blocks."""
         return Cells(shift=self.bits)
+
+    def spread(self, first: int, last: int) -> np.ndarray | None:
+        """A key of each block, where these are few."""
+        return steps(first, last, self.bits)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -123,6 +136,10 @@ class FieldPartition(Partition):
     def cells(self, shards: int) -> Cells:
         """What computes the numbers in the field."""
         return Cells(shift=self.shift, mask=(1 << self.bits) - 1)
+
+    def spread(self, first: int, last: int) -> np.ndarray | None:
+        """A key of each run of keys that differ below the field only, where these are few."""
+        return steps(first, last, self.shift)
 
 
 def _bounds(value: object, label: str, default: object) -> tuple[int, ...]:
@@ -170,6 +187,10 @@ class RangePartition(Partition):
         first = first_cells(shards)
         wanted = np.arange(ranges) * shards // ranges
         return Cells(bounds=np.array(self.bounds, np.int64), numbers=first[wanted])
+
+    def spread(self, first: int, last: int) -> np.ndarray | None:
+        """The first key, and all bounds behind it in the range."""
+        return np.array([first, *(bound for bound in self.bounds if first < bound <= last)], np.int64)
 
 
 @functools.lru_cache(maxsize=64)
@@ -232,6 +253,16 @@ def partition_of(given: object) -> object:
     module = given.__module__ if isinstance(given, FunctionType) else None
     code = packed(given, module, f"partition function {name}")
     return FunctionPartition(name, code_of_function(given), *code)
+
+
+def steps(first: int, last: int, bits: int) -> np.ndarray | None:
+    """A key for each number that ``key >> bits`` has in the range; None where these are more than `MAX_SPREAD`.
+
+    >>> steps(-3, 9, 3), steps(0, 1 << 40, 3)
+    (array([-8,  0,  8]), None)
+    """
+    low, high = first >> bits, last >> bits
+    return (low + np.arange(high - low + 1)) << bits if high - low < MAX_SPREAD else None
 
 
 def first_cells(shards: int) -> np.ndarray:

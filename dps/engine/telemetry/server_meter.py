@@ -135,6 +135,14 @@ class ServerMeter(ServerCounters):
 
         return handle
 
+    def scanned(self, meter: TableMeter, shard: int, rows: int, nbytes: int, began: float) -> None:
+        """Count a piece of a scan, which has found so many rows of a shard, as a pull of them."""
+        seconds = self.clock() - began
+        meter.pulls.count(rows, nbytes, seconds)
+        meter.count_keys(shard, rows)
+        if seconds > self.lag:
+            self.lag = seconds
+
     def timer_fired(self, interval: float) -> None:
         """The loop's timer has fired, and is due again in `interval` seconds: measures how late the loop is."""
         now = self.clock()

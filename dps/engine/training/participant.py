@@ -257,7 +257,7 @@ class Participant:
             self._report = None
             return decode(LeaseAnswer, answer)
 
-    def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
+    def meet(self, call: Json, raw: bytes) -> bytes:
         """Bring bytes to a collective call of all trainers; its answer."""
         self.check()
         session = self.session
@@ -269,7 +269,7 @@ class Participant:
         try:
             with session.lock, self.waiting() as began:
                 deadline = began + self.clock_patience
-                return self._again(lambda: session.controller().ask(header, body).result(deadline).body)
+                return bytes(self._again(lambda: session.controller().ask(header, body).result(deadline).body))
         except ClockTimeoutError:
             self._collectives -= 1  # a trainer that calls again is at the same place of its program
             raise

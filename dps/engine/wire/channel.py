@@ -57,7 +57,7 @@ class Request:
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
         self.header: Header | None = None
-        self.body: bytes | bytearray = b""  # body of an answer without a sink
+        self.body: bytes | bytearray | memoryview = b""  # body of an answer without a sink
         self.error: DPSError | None = None
         self.done = False
 
@@ -335,7 +335,7 @@ class Channel:
         elif request.part is not None and request.part.accept(header.kind, header.request, header.body, body):
             pass  # its rows are where the caller wants them
         elif request.sink is None:
-            request.body = bytes(body)
+            request.body = self._kept(body)
         elif body or not header.body:
             self._check_size(header, request)
             pour(body[: request.size], request.sink)
@@ -344,6 +344,10 @@ class Channel:
         self.traffic.answers += 1
         self.traffic.received += HEADER_SIZE + header.body
         request.header, request.done = header, True
+
+    def _kept(self, body: memoryview) -> bytes | memoryview:
+        """The body of an answer for later: copied, unless it has memory of its own, and is not in the inbox."""
+        return bytes(body) if body.obj is self._reader.inbox else body
 
     # -- a call past this channel, see `exchange.pyx`
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from dps.engine.core.blocks import empty
 from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header
 
 __all__ = ["INBOX_BYTES", "Destination", "FrameReader", "Sink", "WholeBody", "pour"]
@@ -54,11 +55,11 @@ def pour(data: memoryview, sink: Sink) -> None:
 
 
 class WholeBody:
-    """A destination in memory of its own."""
+    """A destination in memory of its own, of which nothing else becomes a part as long as there is a view of it."""
 
     def __init__(self, header: Header):
         self.size = header.body
-        self._memory, self._filled = memoryview(np.empty(header.body, np.uint8)), 0
+        self._memory, self._filled = memoryview(empty((header.body // 8,), "int64")).cast("B"), 0
 
     def buffer(self) -> memoryview:
         return self._memory[self._filled :]

@@ -27,8 +27,8 @@ CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (w
 COMMIT   table, shard, shards, trainer, attempt,      nothing
 ABORT    clock, number of a CALL; what it has made
          on these shards counts, or is dropped
-SCAN     see `Scan` in `wire/headers.py`              nothing; answer: keys int64[count], in the order
-                                                      in which they were created
+SCAN     see `Scan` in `wire/headers.py`; with        int64[2]: least and greatest key; answer: see
+         ANSWER also values                           `ScanAnswer`, keys int64[count], then values
 REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], then as PUSH
          see `CloseSums`, `RetireOrigins`; with
          RULE_ROWS values are [count, dim + slots];

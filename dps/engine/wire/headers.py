@@ -24,6 +24,7 @@ __all__ = [
     "RouteAnswer",
     "RouteRequest",
     "Scan",
+    "ScanAnswer",
     "Tick",
     "TickAnswer",
     "bound_of",
@@ -153,22 +154,50 @@ class RouteAnswer(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """SCAN: keys of a shard, in the order in which they were created."""
+    """SCAN: rows of a shard whose keys lie in a range; the body has the least key and the greatest one.
+
+    A piece of them: those whose ranks (`state/scan.py`) lie in a window that begins at `rank`.
+    """
 
     table: int
     epoch: int
     shard: int
-    skip: int  # number of the oldest keys to leave out
-    limit: int  # how many keys the answer has at most
+    clock: int  # of the client: sums of earlier clocks are closed before
+    rank: int  # with which the piece begins
+    limit: int  # how many rows the answer has at most
+    values: bool  # asks for keys and values; else for keys
 
     def header(self) -> Header:
         return Header(
-            frames.SCAN, table=self.table, epoch=self.epoch, shard=self.shard, start=self.skip, count=self.limit
+            frames.SCAN,
+            frames.ANSWER if self.values else 0,
+            table=self.table,
+            epoch=self.epoch,
+            clock=self.clock,
+            shard=self.shard,
+            shards=1,
+            start=self.rank,
+            count=self.limit,
         )
 
     @classmethod
     def of(cls, header: Header) -> Scan:
-        return cls(header.table, header.epoch, header.shard, header.start, header.count)
+        values = bool(header.flags & frames.ANSWER)
+        return cls(header.table, header.epoch, header.shard, header.clock, header.start, header.count, values)
+
+
+class ScanAnswer(NamedTuple):
+    """The answer to a SCAN. The body has the keys and, if they were asked for, the values."""
+
+    rows: int
+    rest: int  # the rank with which the next piece begins; after the last piece the one with which a scan begins
+
+    def header(self, request: int, nbytes: int = 0) -> Header:
+        return Header(frames.OK, 0, request, count=self.rows, start=self.rest, body=nbytes)
+
+    @classmethod
+    def of(cls, header: Header) -> ScanAnswer:
+        return cls(header.count, header.start)
 
 
 class DumpPiece(NamedTuple):

@@ -350,7 +350,7 @@ def encode_parts(parts: list[PartAnswer]) -> bytes:
     return text.ljust(padded(len(text)), PADDING)
 
 
-def decode_parts(body: bytes | bytearray) -> list[PartAnswer]:
+def decode_parts(body: bytes | bytearray | memoryview) -> list[PartAnswer]:
     try:
         return msgspec.msgpack.decode(bytes(body).rstrip(PADDING), type=list[PartAnswer])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -77,7 +77,7 @@ TO_SERVER: Rights = {
         frames.CALL: _combinations((0, RANGE), (0, REPLAYED)),
         frames.COMMIT: NO_FLAGS,
         frames.ABORT: NO_FLAGS,
-        frames.SCAN: NO_FLAGS,
+        frames.SCAN: frozenset({0, ANSWER}),
         frames.STATUS: NO_FLAGS,
     },
     SERVER: {frames.REPLICATE: PUSHES | CONTROLS | EFFECTS, frames.DUMP: NO_FLAGS},

@@ -1,0 +1,216 @@
+"""Scans: reads keys, or keys and values, of all rows of a keyed table or of those in a range of keys.
+
+A server answers a SCAN with a piece of a shard, and with the rank at which the next piece begins (`state/scan.py`).
+Ranks follow from keys alone. So where the shard has moved to another server meanwhile, or a copy of it has become the
+primary, that server is asked for the rest. The first pieces of all shards are asked for at once, and the next one of a
+shard before the present one is looked at, so that servers work while answers travel.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from dps.engine.client.inputs import KeyRange, row_shape
+from dps.engine.client.requests import MOST_BYTES, MOST_PULLED_KEYS
+from dps.engine.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
+from dps.engine.client.ticket import Pending, SentCall
+from dps.engine.core.blocks import empty
+from dps.engine.core.ordering import sort_keys
+from dps.engine.core.shards.rows import scatter
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.scan import BEGIN, LEAST_KEY, MOST_KEY
+from dps.engine.wire.channel import Request
+from dps.engine.wire.headers import Scan, ScanAnswer
+from dps.errors import DataLostError, InputError, ProtocolError, UnknownTableError
+
+__all__ = ["RangeScan", "Scans"]
+
+ALL = KeyRange(LEAST_KEY, MOST_KEY)
+KEYS_A_SCAN = 1 << 20
+MOST_ROWS = (1 << 31) - 1  # of one answer, because their places are counted in int32
+
+Piece = tuple[np.ndarray, np.ndarray]  # keys, and values [m, dim]; of a scan for keys there are no values
+
+
+class RangeScan(NamedTuple):
+    """What a scan is to find: the rows of a table with keys of a range, or their keys only."""
+
+    spec: TableSpec
+    keys: KeyRange
+    values: bool
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards that can have keys of the range."""
+        first, last = self.keys
+        if first > last:
+            return []
+        some = self.spec.partition.spread(first, last)
+        if some is None:
+            return list(range(self.spec.shards))
+        starts = group(some, 0, self.spec.shards, cells=self.spec.cells).starts
+        return np.flatnonzero(np.diff(starts)).tolist()
+
+    @property
+    def limit(self) -> int:
+        """Rows of a piece, as many as a server finds in some milliseconds."""
+        if not self.values:
+            return KEYS_A_SCAN
+        return max(1, min(MOST_PULLED_KEYS, MOST_BYTES // (8 + self.spec.dim * self.spec.itemsize)))
+
+    def read(self, body: bytes | bytearray | memoryview, count: int) -> Piece:
+        """The keys and values of an answer."""
+        keys, spec = np.frombuffer(body, np.int64, count), self.spec
+        numbers = count * spec.dim if self.values else 0
+        return keys, np.frombuffer(body, spec.dtype, numbers, 8 * count).reshape(-1, spec.dim)
+
+    def joined(self, pieces: list[Piece]) -> Piece:
+        """All rows that were found, by ascending keys."""
+        spec, count = self.spec, sum(len(keys) for keys, _ in pieces)
+        if count > MOST_ROWS:
+            raise InputError(f"table {spec.name!r}: {count} rows in the range, and a pull gives {MOST_ROWS} at most")
+        ordered, places = np.empty(count, np.int64), np.empty(count, np.int32)
+        sort_keys(np.concatenate([NO_KEYS, *(keys for keys, _ in pieces)]), ordered, places)
+        values, start = empty((count, spec.dim), spec.dtype), 0
+        for keys, rows in pieces:
+            scatter(rows, places, start, values)
+            start += len(keys)
+        return ordered, values.reshape(row_shape((count,), spec))
+
+
+NO_KEYS = np.empty(0, np.int64)
+
+
+class Asked(NamedTuple):
+    """A piece of a shard that was asked for; without a request where its server was not reached."""
+
+    shard: int
+    rank: int
+    request: Request | None
+
+
+class SentScan(SentCall):
+    """A scan on its way: the pieces that are still to come, one of each shard, and those that are here."""
+
+    __slots__ = ("found", "scan", "waiting")
+
+    def __init__(self, sender: Scans, scan: RangeScan, asked: list[Asked]):
+        super().__init__(sender, "pull", [each.request for each in asked if each.request is not None])
+        self.scan, self.waiting = scan, collections.deque(asked)
+        self.found: list[Piece] = []
+
+
+class Scans:
+    """The scans of one session."""
+
+    def __init__(self, session: ClientSession):
+        self._session, self.now = session, session.now
+
+    def iterate(self, table: str, shard: int | None) -> Iterator[np.ndarray]:
+        """The keys of a table, or of one of its shards, piece after piece."""
+        session = self._session
+        with session.lock:
+            scan = RangeScan(keyed_spec(session, table), ALL, False)
+        for number in scan.shards if shard is None else [shard]:
+            asked: Asked | None = Asked(number, BEGIN, None)
+            while asked is not None:
+                with session.lock:
+                    session.meter.begin(session.now())
+                    (keys, _), rank = self._piece(scan, asked, None)
+                    session.meter.lap("pull", session.now())
+                asked = None if rank == BEGIN else Asked(number, rank, None)
+                if len(keys):
+                    yield keys
+
+    def send_keys(self, table: str, shard: int | None) -> Pending[list[np.ndarray]]:
+        """Ask all shards of a table, or one of them, for their keys."""
+        session = self._session
+        with session.lock:
+            scan = RangeScan(keyed_spec(session, table), ALL, False)
+            session.steady()
+            sent = self._send(scan, scan.shards if shard is None else [shard])
+        return Pending((sent,), lambda: [keys for keys, _ in sent.found if len(keys)])
+
+    def send(self, scan: RangeScan) -> Pending[Piece]:
+        """Ask for the rows of a range. To be called under the session's lock, when nothing older is left behind."""
+        sent = self._send(scan, scan.shards)
+        return Pending((sent,), lambda: scan.joined(sent.found))
+
+    # -- what a `Pending` asks of the sender of its calls
+
+    def poll(self, call: SentCall) -> None:
+        self._session.poll(call)
+
+    def result(self, call: SentCall, timeout: float | None) -> None:
+        assert isinstance(call, SentScan)
+        session, waiting = self._session, call.waiting
+        until = None if timeout is None else session.now() + timeout
+        with session.lock:
+            session.meter.begin(session.now())
+            try:
+                while waiting:
+                    asked = waiting[0]
+                    piece, rank = self._piece(call.scan, asked, until)
+                    waiting.popleft()
+                    if rank != BEGIN:
+                        waiting.append(self._ask(call.scan, asked.shard, rank))
+                    call.found.append(piece)
+            finally:
+                session.meter.lap(call.verb, session.now())
+
+    # -- inside
+
+    def _send(self, scan: RangeScan, shards: list[int]) -> SentScan:
+        return SentScan(self, scan, [self._ask(scan, shard, BEGIN) for shard in shards])
+
+    def _ask(self, scan: RangeScan, shard: int, rank: int) -> Asked:
+        try:
+            return Asked(shard, rank, self._sent(scan, shard, rank))
+        except RETRIED:
+            return Asked(shard, rank, None)
+
+    def _sent(self, scan: RangeScan, shard: int, rank: int) -> Request:
+        session, spec = self._session, scan.spec
+        route = session.route(spec.name)
+        if route.spec.id != spec.id:
+            raise UnknownTableError(f"table {spec.name!r} was replaced while its rows were read; begin again")
+        server = next((server for server, first, end in route.runs if first <= shard < end), None)
+        if server is None:
+            raise InputError(f"table {spec.name!r} has {spec.shards} shards; there is no {shard}")
+        if server < 0:
+            raise DataLostError(f"table {spec.name!r}: the last copy of shard {shard} is gone; {session.remedy}")
+        request = Scan(spec.id, session.epoch, shard, session.own.clock, rank, scan.limit, scan.values)
+        return session.channel(server).ask(request.header(), np.array(scan.keys, np.int64).tobytes())
+
+    def _piece(self, scan: RangeScan, asked: Asked, until: float | None) -> tuple[Piece, int]:
+        """A piece of a shard, and the rank behind it; asked for again where the shard has moved."""
+        session, sent = self._session, asked.request
+        deadline = session.now() + session.patience if until is None else until
+        while True:
+            try:
+                if sent is None:
+                    session.steady()
+                    sent = self._sent(scan, asked.shard, asked.rank)
+                answer = ScanAnswer.of(sent.answer(deadline))
+                if BEGIN != answer.rest <= asked.rank:  # else a scan would not end
+                    raise ProtocolError(f"a piece of a scan from rank {asked.rank} on ends at rank {answer.rest}")
+                session.meter.counted(True, answer.rows)
+                return scan.read(sent.body, answer.rows), answer.rest
+            except RETRIED as error:
+                sent = None
+                if isinstance(error, DataLostError) or session.now() > deadline:
+                    raise
+                session.sleep(BACK_OFF_SECONDS[1])
+                session.recover(deadline)
+
+
+def keyed_spec(session: ClientSession, table: str) -> TableSpec:
+    spec = session.route(table).spec
+    if not spec.keyed:
+        raise InputError(f"table {spec.name!r} is dense: its keys are the rows 0 to {(spec.rows or 0) - 1}")
+    return spec

@@ -1,0 +1,3 @@
+import numpy as np
+
+def sort_keys(keys: np.ndarray, ordered: np.ndarray, places: np.ndarray) -> None: ...
