@@ -166,7 +166,7 @@ class Forgetting:
             for _ in range(int(slots // TURN_SLOTS) + 1):
                 self._turns.append(lambda: self._expire(table, replica, now))
         if shard.most_rows and life.evict != "refuse" and len(shard) > NEARLY_FULL * shard.most_rows:
-            self._turns.append(lambda: self._prepare(replica))
+            self._turns.append(lambda: self._prepare(table, replica))
 
     def _next(self) -> None:
         if self._turns:
@@ -179,10 +179,15 @@ class Forgetting:
             self._forget(table, replica, keys)
             table.expired += len(keys)
 
-    def _prepare(self, replica: Replica) -> None:
-        coldest = self._chooser_of(replica).coldest
+    def _prepare(self, table: ServerTable, replica: Replica) -> None:
+        coldest, shard = self._chooser_of(replica).coldest, replica.shard
         if coldest is not None and self._may_decide(replica):
-            coldest.prepare(replica.shard, TURN_SLOTS)
+            coldest.prepare(shard, TURN_SLOTS)
+            rows = must_go(shard, 0)  # because the end of a clock creates rows that no push has named
+            if rows:
+                keys = coldest.take(shard, min(rows, TURN_SLOTS), np.empty(0, np.int64))
+                self._forget(table, replica, keys)
+                table.evicted += len(keys)
 
     # -- inside
 

@@ -82,7 +82,7 @@ class LargeOps:
                     return True
         if header.flags & frames.CONTROL:
             return self._close_first(table, connection, header, body)
-        if not is_large(*affected(table, header, body)):
+        if table.spec.most_rows or not is_large(*affected(table, header, body)):  # a copy would exceed a budget
             return False
         if len(body) <= COPIED_BYTES:
             body = memoryview(bytes(body))

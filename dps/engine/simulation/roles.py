@@ -66,7 +66,9 @@ class SimServer:
         self.party, self.number = party, number
         self.endpoint = SimEndpoint(network, party)
         runner = SimRunner(party)
-        self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller, runner, runner)
+        self.role = ServerRole(
+            self.endpoint, SESSION, number, SECRET, controller, runner, runner, wall=self.endpoint.now
+        )
         relay = self.role.relay
         relay.piece, relay.rate = network.dump_piece, network.dump_rate
         self.endpoint.handlers.update(self.role.handlers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 import threading
@@ -27,6 +28,7 @@ from dps.engine.simulation.trainers import SimJob, SimTrainers
 from dps.engine.simulation.world import Party, StuckError, Task, World
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
+from dps.engine.state.life import Expiry, life_of
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition
@@ -155,6 +157,9 @@ class Simulation:
         copies: int | None = None,
         ack: str = "copies",
         partition: Partition | None = None,
+        expire: Expiry | Sequence[Expiry] | None = None,
+        max_bytes: int | str | None = None,
+        evict: str | None = None,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -166,6 +171,7 @@ class Simulation:
         made = (optimizer, init, aggregate, finite, shards)
         placed = HashPartition() if partition is None else partition
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
+        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict))
         return self._controller.create_table(spec, exist_ok)
 
     def client(self) -> SimClient:

@@ -24,7 +24,7 @@ BINS = 16  # by which they are ordered
 SAMPLE_SLOTS = 1 << 13  # from which the ranks are estimated at which a row is among the coldest
 SAMPLE_PLACES = 32
 SLOTS_PER_ROW = 2 * COLD_SHARE  # slots that a round looks at for each row that has to go
-MAX_SLOTS = 1 << 20  # that are looked at in one step, where rows have to go at once
+MAX_SLOTS = 1 << 16  # that one step looks at
 SPARE = 128  # one of so many rows goes early, so that not each push has to wait for others to go
 NO_KEYS = np.zeros(0, np.int64)
 
@@ -138,14 +138,29 @@ class Coldest:
         """The keys of `count` rows that are to go now, but none of `spared`, which are distinct and sorted."""
         self.prepare(shard, SLOTS_PER_ROW * count)
         chosen = self._chosen(shard, self._cold, count, spared)
-        looked_at = 0
-        while len(chosen) < count and looked_at < max(MAX_SLOTS, sum(map(len, shard.index.tables))):
-            looked_at += SAMPLE_SLOTS
-            if self._scan(shard, SAMPLE_SLOTS):
-                self._cold, self._coming = self._coming, Bins()
-            spared_too = np.sort(np.concatenate([spared, chosen]))
-            chosen = np.concatenate([chosen, self._chosen(shard, self._cold, count - len(chosen), spared_too)])
-        return chosen
+        for _ in range(2):  # the first round may be one that began long ago
+            if len(chosen) == count:
+                return chosen
+            while not self._scan(shard, SAMPLE_SLOTS):
+                pass
+            self._cold, self._coming = self._coming, Bins()
+            spared = np.sort(np.concatenate([spared, chosen]))
+            chosen = np.concatenate([chosen, self._chosen(shard, self._cold, count - len(chosen), spared)])
+        return np.concatenate(
+            [chosen, self._coldest_of_all(shard, count - len(chosen), np.concatenate([spared, chosen]))]
+        )
+
+    def _coldest_of_all(self, shard: KeyedShard, count: int, spared: np.ndarray) -> np.ndarray:
+        """Keys of the coldest rows, where nearly all that a round has collected are spared."""
+        if not count:
+            return NO_KEYS
+        tables, vacant = shard.index.tables, shard.vacant if shard.vacancies else None
+        found = [live_slots(table, 0, len(table), vacant) for table in tables]
+        keys, rows = (np.concatenate(each) for each in zip(*found, strict=True))
+        keys, first = np.unique(keys, return_index=True)  # while an index grows, it has some keys twice
+        others = ~is_among(keys, np.sort(spared))
+        keys, rows = keys[others], rows[first[others]]
+        return keys[np.argsort(self._ranks(shard, rows), kind="stable")[:count]]
 
     def prepare(self, shard: KeyedShard, slots: int) -> None:
         """Go on with the round, if there is use for it."""
@@ -159,7 +174,7 @@ class Coldest:
         if self._edges is None:
             rows = sample(shard)
             if not len(rows):
-                return False
+                return True
             shares = np.arange(1, BINS + 1) / (BINS * COLD_SHARE)
             self._edges = np.quantile(self._ranks(shard, rows), shares, method="higher")
         keys, rows, ended = self._hand.piece(shard, slots)

@@ -1,0 +1,51 @@
+"""Random schedules in which rows go by themselves: copies stay equal, and budgets are kept, whatever fails."""
+
+from __future__ import annotations
+
+import pytest
+from forgetting_schedules import FORGOTTEN, check_forgetting
+from verdicts import assert_caught, problems
+
+from dps.engine.server import forgetting
+from dps.engine.server.changes import Changes
+from dps.engine.server.forgetting import Forgetting
+from dps.engine.state import shard
+from dps.engine.state.transfer import Joining
+
+SCHEDULES = 120
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("part", range(2))
+def test_no_schedule_makes_copies_differ_or_exceeds_a_budget(part):
+    assert not problems(check_forgetting, SCHEDULES, part, parts=2)
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_the_same_seed_forgets_the_same_rows(seed):
+    digest, first = check_forgetting(seed), list(FORGOTTEN)
+    assert first
+    assert (check_forgetting(seed), FORGOTTEN) == (digest, first)
+
+
+WRONG = {
+    "a row goes on the primary alone": (
+        Changes, "_pass_on", "if replica.successor is None:", "if replica.successor is None or op.rule == DELETE:",
+    ),
+    "a moment begins on the primary alone": (
+        Changes, "_pass_on", "if replica.successor is None:", "if replica.successor is None or op.rule == 7:",
+    ),
+    "a joiner does not learn the ages": (Joining, "begin", 'if "ages" in meta:', "if False:"),
+    "a moment begins at another place on each copy": (
+        shard, "begin_moment", "moment_of(shard) + 1", "moment_of(shard) + 1 + id(shard) % 7",
+    ),
+    "room is made for rows that are there": (forgetting, "must_go", "len(shard) + new", "len(shard)"),
+    "a server that is replaced decides": (
+        Forgetting, "_may_decide", "return is_there and", "return table is not None or",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_variants_are_caught(monkeypatch, wrong):
+    assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, range(120))
