@@ -330,6 +330,8 @@ def test_docstrings(name, clusters):
     failed = []
     runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
     for example in doctest.DocTestFinder().find(module, name, extraglobs={"dps": dps, "np": np}):
+        if not example.examples:
+            continue  # as of nine in ten docstrings: to ask for the clusters, and leave them empty, is work
         with nullcontext() if name.startswith(OWN_CLUSTERS) else clusters.shared():
             runner.run(example, out=failed.append)
     assert not failed, "".join(failed)
