@@ -667,6 +667,8 @@ def test_a_cluster_without_a_client():
         assert LogisticRegression(client=cluster).fit(X, Y).score(X, Y) > 0.75
 
 
+@pytest.mark.thorough  # `make demo`, which test_demo.py runs, is the same
+@pytest.mark.processes
 def test_in_real_processes():
     with dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:
         frame, y = frames()

@@ -462,6 +462,7 @@ def test_counts_are_the_same_for_any_number_of_trainers_and_batches(ps):
 # -- data
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_data_of_all_kinds(ps, method):
     settings = {"learning_method": method, "max_iter": 3, "aggregate": True, **TIGHT}

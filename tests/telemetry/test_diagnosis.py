@@ -447,7 +447,7 @@ def test_traces_wait_as_the_clock_says(staleness):
 COUNT = 30
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cause", traces.CAUSES)
 def test_the_diagnosis_is_right(cause):
     """Kind and party are right in 95 of 100 runs; of healthy runs, at most 5 of 100 have a finding.
