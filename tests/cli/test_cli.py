@@ -293,6 +293,7 @@ def test_train(run, kind, tmp_path):
             loaded.predict(X.rename(columns={"age": "years"}))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("solver", "penalty"), [("lbfgs", "--l2"), ("owlqn", "--l1")])
 def test_train_by_a_batch_solver(run, client, solver, penalty, tmp_path):
     """The model is that of the estimator with the same settings."""

@@ -223,7 +223,7 @@ def state(servers: Servers, spec: TableSpec) -> list:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     data=st.data(), one=st.sampled_from(SPECS), two=st.sampled_from(SPECS), sockets=st.sampled_from([True, True, False])
 )

@@ -181,7 +181,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestClock = Machine.TestCase
-TestClock.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestClock.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow

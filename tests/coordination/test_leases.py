@@ -195,7 +195,7 @@ class Life:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_each_batch_counts_once_whatever_happens(seed):
     Life(Leases, seed).run()
 

@@ -9,7 +9,7 @@ import tarfile
 
 import dask
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 skein = pytest.importorskip("skein")
@@ -49,6 +49,7 @@ options = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(options=options)
 def test_specifications_survive_yaml(options):
     spec = specification(**options)

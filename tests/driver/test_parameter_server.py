@@ -829,7 +829,7 @@ def test_servers_poll_where_that_is_wanted():
         ours = ps.client()
 
         def polled() -> bool:
-            for _ in range(300):  # on a busy machine an endpoint does not poll for 256 waits
+            for _ in range(20):  # on a busy machine an endpoint does not poll for 256 waits
                 ours.push("v", slice(0, 100), np.ones(100, np.float32))
                 ours.pull("v", slice(0, 100))
             return all(server.polled > 0 for server in ps.status().servers)
@@ -837,4 +837,4 @@ def test_servers_poll_where_that_is_wanted():
         wait_until(polled)
         value = ours.pull("v", slice(0, 1))[0]
         assert value > 0
-        assert value % 300 == 0
+        assert value % 20 == 0

@@ -70,7 +70,7 @@ edge_lists = st.lists(st.tuples(st.integers(-3, 12), st.integers(-3, 12)), min_s
 
 
 @pytest.mark.quick(3)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(edge_lists, st.integers(0, 5))
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_random_graphs(ps, name, edges, seed):

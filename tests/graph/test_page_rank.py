@@ -119,7 +119,7 @@ def test_vertices_at_which_no_edge_ends(ps):
 edge_lists = st.lists(st.tuples(st.integers(-3, 8), st.integers(-3, 8)), min_size=1, max_size=25)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(edge_lists, st.data())
 def test_random_graphs_beside_networkx(ps, edges, data):
     """Parts that are apart, edges of a vertex to itself, repeated ones, vertices without edges, one vertex alone."""

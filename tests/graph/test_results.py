@@ -21,6 +21,7 @@ ALGORITHMS = ["page_rank", "connected_components", "label_propagation", "k_core"
 EDGES = np.concatenate([random_edges(60, 30), [[-7, 4], [-7, 0], [-7, -7]]])
 VERTICES = np.unique(EDGES)
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+of_each_algorithm = pytest.mark.parametrize("result", ALGORITHMS, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,9 +38,9 @@ def ps(client):
         assert not ps.tables(), "results were closed, and nothing else is left"
 
 
-@pytest.fixture
-def result(ps, algorithm):
-    with getattr(dps.graph, algorithm)(ps, EDGES) as result:
+@pytest.fixture(scope="module")
+def result(ps, request):
+    with getattr(dps.graph, request.param)(ps, EDGES) as result:
         yield result
 
 
@@ -56,7 +57,7 @@ def check_values(result: VertexValues) -> None:
         assert result[vertex] == expected[-7]
 
 
-@each_algorithm
+@of_each_algorithm
 def test_values_in_the_shape_of_the_ids(monkeypatch, result):
     check_values(result)
     monkeypatch.setattr(results_module, "LOOKUP_IDS", 7)
@@ -64,7 +65,7 @@ def test_values_in_the_shape_of_the_ids(monkeypatch, result):
     assert "_arrays" not in vars(result), "the servers were asked, and not all values were read"
 
 
-@each_algorithm
+@of_each_algorithm
 def test_no_ids(result):
     for nothing in ([], np.empty((0, 3), int)):
         assert result[nothing].shape == np.shape(nothing)
@@ -81,7 +82,7 @@ UNKNOWN = [  # ids, how many of them the graph does not have, which are named
 
 
 @pytest.mark.parametrize(("ids", "count", "named"), UNKNOWN, ids=["scalar", "negative", "rows", "many", "extreme"])
-@each_algorithm
+@of_each_algorithm
 def test_vertices_that_the_graph_does_not_have(result, ids, count, named):
     assert not np.any(result.table[np.setdiff1d(ids, VERTICES)]), "the table reads 0 for them, without an error"
     words = f"^{count} of the ids (is|are) not among the {len(VERTICES)} vertices of the graph: {named}; leave them out"
@@ -105,7 +106,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("error", "words", "ids"), REFUSED, ids=lambda value: str(value)[:20])
-@each_algorithm
+@of_each_algorithm
 def test_what_is_no_id(result, error, words, ids):
     with pytest.raises(error, match=words):
         result[ids]

@@ -115,7 +115,7 @@ def batches(draw: st.DrawFn, spec: TableSpec):
 VERBS = ["push", "push", "push_pull", "add", "assign", "pull", "pull"]
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(data=st.data(), count=st.integers(1, 3), chunk=st.sampled_from(["256 MiB", "1 kiB", "100 B"]))
 def test_any_calls(clusters, data, count: int, chunk: str) -> None:
     servers, spec = clusters[count], data.draw(specs())

@@ -21,6 +21,7 @@ import threading
 import time
 import types
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -221,7 +222,37 @@ def _children() -> frozenset[psutil.Process]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
-    return frozenset(p for p in psutil.Process().children(recursive=True) if _runs(p))
+    return frozenset(p for p in _descendants() if _runs(p))
+
+
+def _descendants() -> list[psutil.Process]:
+    """All below this process; without a look at each process of the machine where Linux lists children."""
+    me = os.getpid()
+    if not os.path.exists(f"/proc/{me}/task/{me}/children"):  # not Linux, or without these lists
+        return psutil.Process().children(recursive=True)
+    pids = _listed(me)
+    while pids != (again := _listed(me)):  # a list may lack a process when another one ends while it is read
+        pids = again
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(pid)))
+    return found
+
+
+def _listed(parent: int | str) -> list[str]:
+    pids: list[str] = []
+    for thread in _tasks(parent):
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"{thread}/children") as children:
+            pids += children.read().split()
+    return pids + [below for pid in pids for below in _listed(pid)]
+
+
+def _tasks(pid: int | str) -> list[str]:
+    try:
+        return [f"/proc/{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task")]
+    except FileNotFoundError:  # it has ended
+        return []
 
 
 def _orphans() -> set[psutil.Process]:

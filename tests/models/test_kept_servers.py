@@ -59,6 +59,7 @@ def sessions(cluster) -> list[str]:
     return [] if controller is None else list(controller.sessions)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("place", ["client", "cluster", "address"])
 def test_a_search_with_nine_fits_starts_servers_once(place, client, started, cluster):
     where = {"client": client, "cluster": cluster, "address": cluster.scheduler_address}[place]

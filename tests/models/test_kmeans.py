@@ -173,7 +173,8 @@ def test_wrong_moves_are_noticed(ps, monkeypatch, old, new):
     assert not all(moves_as_scikit_learn(ps, passes) for passes in (1, 2))
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch_size": 60}, {"batch_size": 60, "staleness": 2}], ids=str)
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 60, "staleness": 2}, {"batch_size": 60}], ids=str)
 def test_as_good_as_scikit_learn(ps, settings):
     """The mean inertia over five seeds, of overlapping clusters."""
     data, _ = make_blobs(1000, 4, centers=8, cluster_std=3.0, random_state=1)
@@ -343,6 +344,7 @@ class Rehearsal:
         return results
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [None, 100], ids=["lloyd", "minibatches"])
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_trainer_that_dies_and_runs_again(ps, who, size):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from cases import varied
 from dask.distributed import Client
 from oracles import mutant
 from sklearn import linear_model, svm
@@ -70,13 +71,15 @@ CASES = {  # ours, scikit-learn's, targets
     "PoissonRegressor": ({"alpha": 0.1}, linear_model.PoissonRegressor(alpha=0.1, tol=1e-10, max_iter=1000), COUNTS),
 }
 FORMS = {"dense": np.asarray, "sparse": scipy.sparse.csr_matrix}
+WEIGHTED = {"alike": None, "weighted": WEIGHTS}
+LABELS = {"two": TWO, "three": CLASSES}
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
-@pytest.mark.parametrize("name", CASES)
-def test_regressions_beside_scikit_learn(ps, name, weights, form):
+@pytest.mark.quick(10)
+@pytest.mark.parametrize(("name", "weighted", "form"), varied(CASES, WEIGHTED, FORMS))
+def test_regressions_beside_scikit_learn(ps, name, weighted, form):
     settings, theirs, y = CASES[name]
+    weights = WEIGHTED[weighted]
     theirs = clone(theirs).fit(X, y, weights)
     model = getattr(models, name)(client=ps, **settings, **EXACT).fit(FORMS[form](X), y, weights)
     np.testing.assert_allclose(model.coef_, theirs.coef_, atol=1e-4)
@@ -96,10 +99,12 @@ def test_without_an_intercept(ps, name):
     assert model.intercept_ == 0
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("labels", [TWO, CLASSES], ids=["two", "three"])
-@pytest.mark.parametrize("how", [{}, {"class_weight": "balanced"}, {"C": 0.01}], ids=str)
-def test_support_vectors_beside_liblinear(ps, labels, how, form):
+@pytest.mark.quick(6)
+@pytest.mark.parametrize(
+    ("classes", "how", "form"), varied(LABELS, [{}, {"class_weight": "balanced"}, {"C": 0.01}], FORMS), ids=str
+)
+def test_support_vectors_beside_liblinear(ps, classes, how, form):
+    labels = LABELS[classes]
     if "class_weight" in how:  # liblinear gives the weight to the one class, and 1 to the rest
         theirs, given = theirs_svc(X, labels, sample_weight=compute_sample_weight("balanced", labels)), None
     else:
@@ -214,15 +219,14 @@ def test_what_else_is_refused(ps):
         models.Ridge(client=ps).fit(X, NUMBERS, WEIGHTS * 0)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
-@pytest.mark.parametrize("labels", [TWO, CLASSES], ids=["two", "three"])
-@pytest.mark.parametrize("how", [SMOOTH, SPARSE], ids=["lbfgs", "owlqn"])
-def test_logistic_regression_beside_scikit_learn(ps, how, labels, weights, form):
+@pytest.mark.quick(6)
+@pytest.mark.parametrize(("solver", "classes", "weighted", "form"), varied(["lbfgs", "owlqn"], LABELS, WEIGHTED, FORMS))
+def test_logistic_regression_beside_scikit_learn(ps, solver, classes, weighted, form):
+    how, labels, weights = {"lbfgs": SMOOTH, "owlqn": SPARSE}[solver], LABELS[classes], WEIGHTED[weighted]
     total = 240 if weights is None else weights.sum()
     strength = how.get("l1", 0) + how.get("l2", 0)
-    solver = "saga" if "l1" in how else "lbfgs"
-    settings = {"C": 1 / (strength * total), "solver": solver, "l1_ratio": float("l1" in how)}
+    settings = {"C": 1 / (strength * total), "l1_ratio": float("l1" in how)}
+    settings["solver"] = "saga" if "l1" in how else "lbfgs"
     theirs = linear_model.LogisticRegression(tol=1e-9, max_iter=100_000, **settings).fit(X, labels, weights)
     model = models.LogisticRegression(client=ps, tol=1e-8, **how).fit(FORMS[form](X), labels, weights)
     np.testing.assert_allclose(model.coef_, theirs.coef_, atol=1e-4)

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import sklearn.linear_model
+from cases import varied
 from dask.distributed import Client
 from sklearn.base import clone, is_classifier
 from sklearn.datasets import dump_svmlight_file, load_iris
@@ -122,8 +123,8 @@ def test_converges_to_what_scikit_learn_finds(client, classes):
     np.testing.assert_allclose(model.loss_curve_[-1], log_loss(y, theirs.predict_proba(X)), rtol=0.02)
 
 
-@pytest.mark.parametrize("solver", ["sgd", "adagrad", "adam", "ftrl"])
-@pytest.mark.parametrize("staleness", [0, 2, np.inf])
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(("staleness", "solver"), varied([0, 2, np.inf], ["sgd", "adagrad", "adam", "ftrl"]))
 def test_defaults_are_good(client, solver, staleness):
     X, y = gaussian(4000)
     theirs = sklearn.linear_model.LogisticRegression().fit(X[:3000], y[:3000])
@@ -156,10 +157,12 @@ def follow(X, y, classes, alpha, l1, passes):
     return weights(), losses
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(("batch_size", "l1"), [(7, 0.0), (150, 8.0), (1000, 0.0)])
-def test_ftrl_of_one_trainer_is_that_of_the_paper_in_batches_of_any_size(classes, sparse, batch_size, l1):
+@pytest.mark.quick(6)
+@pytest.mark.parametrize(
+    ("classes", "sparse", "batches"), varied([2, 3], [False, True], [(7, 0.0), (150, 8.0), (1000, 0.0)])
+)
+def test_ftrl_of_one_trainer_is_that_of_the_paper_in_batches_of_any_size(classes, sparse, batches):
+    batch_size, l1 = batches
     X, y = gaussian(150, classes=classes)
     w, losses = follow(X, y, classes, 0.3, l1, 3)
     how = {"learning_rate": 0.3, "batch_size": batch_size, "l1": l1, "epochs": 3, "shuffle": None}
@@ -362,8 +365,8 @@ def test_multinomial_over_dask(client):
     assert model.score(lazy, da.from_array(names, 250)) > 0.7
 
 
-@pytest.mark.quick(3)
-@pytest.mark.parametrize("names", [[0, 1], [-1, 1], [False, True], ["no", "yes"], [1.0, 2.0], ["a long one", "b"]])
+@pytest.mark.quick(1)  # most other tests have the labels 0 and 1, and that of the files of libsvm -1 and 1
+@pytest.mark.parametrize("names", [["no", "yes"], [0, 1], [-1, 1], [False, True], [1.0, 2.0], ["a long one", "b"]])
 def test_labels_of_any_type(client, names):
     labels = np.array(names)[Y]
     for target in (labels, pd.Series(labels), labels.astype(object)):
@@ -664,6 +667,8 @@ def test_a_cluster_without_a_client():
         assert LogisticRegression(client=cluster).fit(X, Y).score(X, Y) > 0.75
 
 
+@pytest.mark.thorough  # `make demo`, which test_demo.py runs, is the same
+@pytest.mark.processes
 def test_in_real_processes():
     with dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:
         frame, y = frames()

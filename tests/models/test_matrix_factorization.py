@@ -206,7 +206,8 @@ def test_no_learning_rate_makes_a_model_diverge(ps, method):
     model.forget()
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("staleness", [2, 0])
 def test_the_error_comes_near_the_noise(ps, staleness):
     model = MatrixFactorization(
         factors=RANK, client=ps, learning_rate=0.05, regularization=0.002, epochs=150, batch_size=50, init_std=0.3,

@@ -12,8 +12,6 @@ import pytest
 import dps
 
 pytestmark = pytest.mark.integration  # importing mlflow takes seconds
-mlflow = pytest.importorskip("mlflow")
-pytest.importorskip("mlflow.pyfunc")
 
 RNG = np.random.default_rng(5)
 X = RNG.poisson(1.0, (200, 6)).astype(float)
@@ -43,6 +41,8 @@ def ps():
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_another_process_predicts_the_same_without_a_cluster(name, ps, tmp_path):
+    pytest.importorskip("mlflow.pyfunc")  # here, because it takes seconds, also of a run that leaves this test out
+    mlflow = pytest.importorskip("mlflow")
     model = ESTIMATORS[name].set_params(client=ps).fit(X, Y)
     path, rows, predicted = tmp_path / "model", tmp_path / "rows.npy", tmp_path / "predicted.npy"
     options = {"serialization_format": "cloudpickle", "pip_requirements": ["dps[models]"]}

@@ -68,6 +68,7 @@ def test_the_two_clubs_of_karate(client):
     assert normalized_mutual_info_score(club, found) > 0.5
 
 
+@pytest.mark.thorough
 def test_hubs_do_not_overshoot(client):
     """With its window of 10, a vertex with hundreds of edges has very many pairs in common with others."""
     edges = np.array(nx.powerlaw_cluster_graph(700, 5, 0.8, seed=1).edges)

@@ -158,6 +158,7 @@ def overfitting():
     return wide, (wide[:, 0] + generator.logistic(size=200) > 0).astype(int)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [np.asarray, scipy.sparse.csr_matrix], ids=["dense", "sparse"])
 def test_it_stops_when_rows_that_are_held_out_are_told_no_better(make):
     wide, y = overfitting()

@@ -84,8 +84,9 @@ def test_topics_do_not_tell_that_servers_and_trainers_were_lost(function, aggreg
     np.testing.assert_allclose(got["totals"][result.table], got[name].sum(axis=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("function", [learn_in_batches, learn_online, learn_by_sampling])
+@pytest.mark.parametrize("seed", range(4))
 def test_trainers_that_are_run_again_end_together(function, seed):
     """The perplexities decide when training ends, and an attempt that was not there for the first ones knows them."""
     plan = plan_of(evaluate_every=1, perp_tol=0.05, passes=30)

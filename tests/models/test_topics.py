@@ -209,6 +209,7 @@ APART = 0.9 * np.repeat(np.eye(TOPICS), 10, axis=1) / 10 + 0.1 / WORDS  # each t
 CLEAR = np.array([rng.multinomial(60, shares @ APART) for shares in rng.dirichlet(np.full(TOPICS, 0.1), 120)])
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("method", "passes"), [("batch", 20), ("online", 10), ("gibbs", 100)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_planted_topics_are_found(ps, method, passes, seed):
@@ -322,7 +323,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("old", "new"), WRONG)
 def test_wrong_variants_of_the_draws(monkeypatch, old, new):
     cases = [case_of_tokens(30), case_of_tokens(5, 20.0)]
@@ -461,6 +462,7 @@ def test_counts_are_the_same_for_any_number_of_trainers_and_batches(ps):
 # -- data
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_data_of_all_kinds(ps, method):
     settings = {"learning_method": method, "max_iter": 3, "aggregate": True, **TIGHT}

@@ -168,6 +168,7 @@ def test_the_settings_of_cibuildwheel_have_its_form():
     assert set(settings["test-extras"]) <= set(SETUP["options.extras_require"])
 
 
+@pytest.mark.integration
 def test_the_smoke_test_of_wheels_refuses_a_checkout():
     """What it tries has to be the wheel that was installed, and nothing that lies around."""
     done = run(sys.executable, "release/smoke.py")

@@ -21,9 +21,9 @@ SCHEDULES = 100
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))
 def test_each_checkpoint_is_one_model_and_a_restore_gives_exactly_that(part):
-    assert not problems(check_checkpoints, SCHEDULES, part, parts=2)
+    assert not problems(check_checkpoints, SCHEDULES, part, parts=4)
 
 
 def test_the_schedules_hold_what_can_go_wrong_with_checkpoints():
@@ -131,6 +131,14 @@ WRONG = {
 }
 
 
+# Schedules that have shown an error, tried first.
+SEEN = {
+    "a shard that has another primary by now is completed": [20],
+    "shards that were on the move are left out": [41],
+    "a restore that fails leaves its tables on the servers": [48],
+}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
-    assert_caught(monkeypatch, WRONG[name], check_checkpoints, range(600))
+    assert_caught(monkeypatch, WRONG[name], check_checkpoints, [*SEEN.get(name, ()), *range(600)])

@@ -15,9 +15,9 @@ SCHEDULES = 200
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))
 def test_no_schedule_loses_or_repeats_an_effect(part):
-    assert not problems(check_functions, SCHEDULES, part, parts=2)
+    assert not problems(check_functions, SCHEDULES, part, parts=4)
 
 
 WRONG = {  # and where to look first

@@ -40,6 +40,7 @@ def test_wrong_variants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert_caught(monkeypatch, WRONG[name], check_partitions, range(12))
 
 
+@pytest.mark.thorough
 def test_rows_that_lie_elsewhere_are_seen_where_no_server_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     put_variant(monkeypatch, ("request",), "if table.cells is None or", "if True or")
     unchecked = (ServerTable, "_check_own", "if self.cells is None:", "if True:")

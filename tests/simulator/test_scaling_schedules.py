@@ -14,9 +14,9 @@ SCHEDULES = 100
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))
 def test_servers_come_and_go_and_nothing_is_lost_doubled_or_left(part):
-    assert not problems(check_scaling, SCHEDULES, part, parts=2)
+    assert not problems(check_scaling, SCHEDULES, part, parts=4)
 
 
 def test_the_schedules_hold_what_can_go_wrong_with_scaling():

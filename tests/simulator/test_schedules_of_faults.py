@@ -588,6 +588,7 @@ WRONG_STEP = {  # of the compiled step, and where to look first
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [next(iter(WRONG_STEP)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*WRONG_STEP][1:])]
 )

@@ -111,7 +111,7 @@ def few_answers(monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_ANSWERS", 2)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_sequence(few_answers, data) -> None:
     play(data.draw)

@@ -297,7 +297,7 @@ WRONG_CELLS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG_CELLS)
 def test_wrong_cells_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitioning, "Cells", variant("cells", "cells.pyx", *WRONG_CELLS[name]).Cells)

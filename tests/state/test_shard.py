@@ -88,7 +88,7 @@ def play(draw: st.DrawFn, spec: TableSpec) -> None:
     assert shard.nbytes >= shard.rows.nbytes
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(spec=tables(), data=st.data())
 def test_any_sequence_of_ops(spec: TableSpec, data) -> None:
     play(data.draw, spec)
@@ -191,6 +191,7 @@ def stamped(spec: TableSpec, keys: list[int], origin: int, clock: int, number: i
 
 @pytest.mark.parametrize("rows", [None, 21])
 @pytest.mark.parametrize("aggregate", [None, "sum"])
+@settings(max_examples=50)
 @given(data=st.data())
 def test_resent_ops_change_nothing(rows: int | None, aggregate: str | None, data) -> None:
     """Each origin sends its ops in order, and again from any earlier one: the same as sending each once."""

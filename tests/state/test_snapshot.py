@@ -200,7 +200,7 @@ def play(draw: st.DrawFn, spec: TableSpec, chain: bool = False) -> None:
         equal(in_shard(shard), rows_of(trainers.model, shard))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(spec=tables(), data=st.data())
 def test_any_interleaving(spec: TableSpec, data) -> None:
     play(data.draw, spec)

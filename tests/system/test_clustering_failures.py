@@ -97,6 +97,7 @@ def test_the_centers_are_those_of_undisturbed_servers(ps, pieces, size):
     wait_until(lambda: min(server.number for server in ps.status().servers if server.alive) >= 1)
 
 
+@pytest.mark.thorough
 def test_the_centers_from_which_it_begins_are_those_of_undisturbed_servers(ps, pieces):
     """A server is killed before the third of the pulls of drawn rows, of which k-means|| makes six or more."""
     expected = begun_at(ps, Parts(ps, pieces), CLUSTERS, "k-means++", 7)

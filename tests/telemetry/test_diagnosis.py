@@ -34,7 +34,7 @@ def reported_times(draw):
 
 
 @given(reported_times(), st.sampled_from([2, 4, 7, 16, 256]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_history_remembers_the_whole_run_exactly(reports, capacity):
     history, kept = History(3, capacity), collections.defaultdict(list)
     for n, (trainer, counts, rejoins) in enumerate(reports):
@@ -59,7 +59,7 @@ def test_history_remembers_the_whole_run_exactly(reports, capacity):
 
 
 @given(reported_times(), st.integers(1, 60), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_history_of_the_last_seconds(reports, seconds, later):
     """Of the present attempt only, and of at most 64 reports."""
     history, mine = History(3), collections.defaultdict(list)
@@ -447,7 +447,7 @@ def test_traces_wait_as_the_clock_says(staleness):
 COUNT = 30
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cause", traces.CAUSES)
 def test_the_diagnosis_is_right(cause):
     """Kind and party are right in 95 of 100 runs; of healthy runs, at most 5 of 100 have a finding.

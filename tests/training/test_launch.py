@@ -18,6 +18,7 @@ import dask.bag as db
 import numpy as np
 import pytest
 from background import in_thread
+from cases import varied
 from distributed import Client, Future, get_worker, wait
 from servers import wait_until
 
@@ -36,15 +37,19 @@ from dps.errors import (
 GO = threading.Event()  # for tasks in this process: they find this very module
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    with dps.LocalCluster(servers=2, trainers=3, processes=False, dashboard_address=None) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def client():
+def client(cluster):
     GO.clear()
-    with (
-        dps.LocalCluster(servers=2, trainers=3, processes=False, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
+    with Client(cluster) as client:
         yield client
         GO.set()
+        wait_until(lambda: not any(client.processing().values()))  # all threads are free for the next test
 
 
 @pytest.fixture
@@ -420,9 +425,12 @@ def fit_keyed(trainer, parts):
         trainer.push("w", keys, gradient(batch, trainer.pull("w", keys)))
 
 
-@pytest.mark.parametrize("kind", ["dense", "keyed"])
-@pytest.mark.parametrize("aggregate", ["sum", "mean"])
-@pytest.mark.parametrize("optimizer", [dps.SGD(0.02), dps.Adagrad(0.1), dps.Adam(0.05)], ids=repr)
+@pytest.mark.quick(6)
+@pytest.mark.parametrize(
+    ("optimizer", "aggregate", "kind"),
+    varied([dps.SGD(0.02), dps.Adagrad(0.1), dps.Adam(0.05)], ["sum", "mean"], ["dense", "keyed"]),
+    ids=str,
+)
 def test_bsp_is_a_one_process_run(client, ps, optimizer, aggregate, kind):
     random = np.random.default_rng(1)
     X = random.normal(size=(90, 20))
