@@ -274,7 +274,8 @@ def test_a_trainer_that_is_run_again_makes_the_same_model(ps):
 def test_squares_of_wide_rows_need_no_number_for_each_column():
     """With a field, hashed features have 2^20 columns for each field: numbers for all of them took fifteen times as
     long as the training of a small block."""
-    wide = scipy.sparse.csr_matrix((np.float32([3, 4, 2]), np.int64([7, 1 << 39, 0]), np.int64([0, 2, 3])), (2, 1 << 40))
+    values, columns, ends = np.float32([3, 4, 2]), np.int64([7, 1 << 39, 0]), np.int64([0, 2, 3])
+    wide = scipy.sparse.csr_matrix((values, columns, ends), (2, 1 << 40))
     weights = np.float64([2, 10])
     piece = Piece(wide, np.zeros(2), Layout(1 << 40, 40))
     dense = Piece(np.float32([[3, 4], [2, 0]]), np.zeros(2), Layout(2, 0))

@@ -8,7 +8,6 @@ from verdicts import assert_caught, problems
 
 from dps.engine.server import forgetting
 from dps.engine.server.changes import Changes
-from dps.engine.server.forgetting import Forgetting
 from dps.engine.state import shard
 from dps.engine.state.transfer import Joining
 
@@ -40,9 +39,6 @@ WRONG = {
         shard, "begin_moment", "moment_of(shard) + 1", "moment_of(shard) + 1 + id(shard) % 7",
     ),
     "room is made for rows that are there": (forgetting, "must_go", "len(shard) + new", "len(shard)"),
-    "a server that is replaced decides": (
-        Forgetting, "_may_decide", "return is_there and", "return table is not None or",
-    ),
 }  # fmt: skip
 
 

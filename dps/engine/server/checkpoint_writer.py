@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dps.engine.checkpoints.shard_file import FileRecord, write_shard
 from dps.engine.server.replicas import Replica
 from dps.engine.server.requests import ServerRole
+from dps.engine.state.ages import stored_ages
 from dps.engine.wire.endpoint import Endpoint
 from dps.errors import CheckpointError, DPSError, MovedError
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from dps.engine.checkpoints.shard_file import Piece
-    from dps.engine.state.ages import stored_ages
-from dps.engine.state.snapshot import Cut
+    from dps.engine.state.snapshot import Cut
 
 __all__ = ["CheckpointWriter", "Writing", "WritingThread"]
 

@@ -1,0 +1,118 @@
+"""Rows that go by themselves on real servers: budgets and expiry, checkpoints, and servers that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from kills import pids_of
+from servers import wait_until
+
+import dps
+from dps.errors import InputError, LimitError
+
+
+@pytest.fixture(scope="module")
+def ps() -> Iterator[dps.ParameterServer]:
+    with (
+        dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster,
+        dps.ParameterServer(cluster, servers=2) as made,
+    ):
+        yield made
+
+
+def held(ps: dps.ParameterServer, table: dps.Table) -> list:
+    return [server.tables[table.name] for server in ps.status().servers if table.name in server.tables]
+
+
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_budget_keeps_the_rows_that_are_used(ps: dps.ParameterServer, copies: int) -> None:
+    w = ps.table(f"budget{copies}", optimizer=dps.Adagrad(0.1), max_bytes="1 MB", shards=2, copies=copies)
+    rng, hot = np.random.default_rng(0), np.arange(1000)
+    for _ in range(40):
+        keys = np.concatenate([hot, rng.integers(1 << 40, 1 << 60, 2000)])
+        w.push(keys, np.ones((len(keys), 1), np.float32))
+    assert 0.97 * 2 * w.spec.most_rows < len(w) <= 2 * w.spec.most_rows
+    once = ps.table(f"beside{copies}", optimizer=dps.Adagrad(0.1))
+    for _ in range(40):
+        once.push(hot, np.ones((1000, 1), np.float32))
+    np.testing.assert_array_equal(w.pull(hot), once.pull(hot))
+    wait_until(
+        lambda: sum(each.evicted for each in held(ps, w)) == 1000 + 80_000 - len(w)
+    )  # each row that went is counted
+    assert sum(each.bytes for each in held(ps, w)) <= copies * 1_000_000
+
+
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+def test_a_full_table_refuses_a_push_whole(ps: dps.ParameterServer) -> None:
+    w = ps.table("refusing", dtype="int64", max_bytes=100_000, evict="refuse", shards=2)
+    w.push(range(2000), [1] * 2000)
+    with pytest.raises(LimitError, match=r"table 'refusing': shard \d has .* evict='refuse': delete rows"):
+        w.push(range(100_000), [1] * 100_000)
+    assert w.pull(range(2000)).sum() == 2000, "nothing was applied half"
+    assert len(w) == 2000
+    w.push(range(2000), [1] * 2000)
+    with pytest.raises(InputError, match="rows of a dense table stay"):
+        ps.table("dense", rows=10, max_bytes="1 MB")
+
+
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+def test_rows_that_are_not_used_expire_and_come_back_as_new_ones(ps: dps.ParameterServer) -> None:
+    w = ps.table("expiring", dim=2, optimizer=dps.Adagrad(0.1), expire=dps.ExpireUnused(1.0), copies=2, shards=2)
+    first = np.ones((100, 2), np.float32)
+    w.push(range(100), first)
+    once = w.pull(range(100))
+    w.push(range(100), first)
+
+    def gone() -> bool:
+        w.push(range(10), np.zeros((10, 2), np.float32))
+        return len(w) == 10
+
+    wait_until(gone)  # ninety rows expire
+    wait_until(lambda: sum(each.expired for each in held(ps, w)) == 90)  # and are counted
+    w.push(range(10, 100), first[10:])
+    np.testing.assert_array_equal(w.pull(range(10, 100)), once[10:])
+
+
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+def test_a_restored_table_knows_how_old_its_rows_are(ps: dps.ParameterServer, tmp_path) -> None:
+    w = ps.table("stored", dtype="int64", expire=dps.ExpireUnused(4.0), shards=2)
+    w.push(range(50), [1] * 50)
+    time.sleep(2.5)
+    w.push(range(25), [1] * 25)
+    ps.checkpoint(str(tmp_path))
+    ps.restore(str(tmp_path))
+    assert len(w) == 50
+
+    def gone() -> bool:
+        w.push(range(25), [0] * 25)
+        return len(w) == 25
+
+    wait_until(gone)  # the rows that were old when they were stored expire
+    assert w.pull(range(25)).tolist() == [2] * 25
+
+
+@pytest.mark.processes
+def test_no_budget_is_exceeded_and_no_push_counts_twice_while_servers_are_killed() -> None:
+    """With two copies: what was acknowledged is there, or its row was let go; copies agree on what went."""
+    with (
+        dps.LocalCluster(servers=3, trainers=1) as cluster,
+        dps.ParameterServer(cluster, servers=3, copies=2) as ps,
+    ):
+        w = ps.table("w", dtype="int64", max_bytes=200_000, shards=4)
+        hot, rng, turns = np.arange(200), np.random.default_rng(0), 30
+        for turn in range(turns):
+            keys = np.concatenate([hot, rng.integers(1 << 40, 1 << 60, 500)])
+            w.push(keys, np.ones(len(keys), np.int64))
+            if turn in (10, 20):
+                os.kill(pids_of(ps)[0][0], signal.SIGKILL)
+                wait_until(lambda: all(len(chain) == 2 for chain in ps.status().tables["w"].chains))
+        assert w.pull(hot).tolist() == [turns] * len(hot)
+        keys, values = w.pull(slice(None))
+        assert len(keys) <= 4 * w.spec.most_rows
+        assert set(values[keys >= 1 << 40].tolist()) == {1}
