@@ -27,6 +27,7 @@ import msgspec
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.diagnosis import AutoStaleness, Finding, ServerReading
 from dps.engine.telemetry.hosts import Hosts
+from dps.engine.telemetry.hot_keys import hot_keys
 from dps.engine.telemetry.monitored import (
     MonitoredMembership,
     MonitoredPlace,
@@ -34,7 +35,7 @@ from dps.engine.telemetry.monitored import (
     MonitoredRuns,
     MonitoredServer,
 )
-from dps.engine.telemetry.reports import ReceivedReport
+from dps.engine.telemetry.reports import HotCounts, ReceivedReport
 from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurves
 from dps.engine.telemetry.run_telemetry import RunTelemetry, same
 from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry
@@ -431,6 +432,7 @@ class Monitor:
         number, load = spec["id"], [0.0] * spec["shards"]
         rows = nbytes = 0.0
         parts: list[ServerRates] = []
+        hot: list[tuple[HotCounts, float]] = []
         for server in self.membership.servers:
             watch, answer = self._servers.get(server, NO_REPORTS), answers.get(server)
             counts = watch.tables().get(number)
@@ -442,10 +444,12 @@ class Monitor:
             if counts is None:
                 continue
             parts.append(watch.rates([number]))
+            hot.append((counts["hot"], parts[-1].keys))
             for shard, keys in watch.loads(number).items():
                 if shard < len(load):
                     load[shard] += keys
         rates = _together(parts)
+        hottest, shares = hot_keys(hot)
         if number not in self._optimizers:
             self._optimizers[number] = repr(TableSpec.from_dict(spec).optimizer)
         return TableStatus(
@@ -466,6 +470,8 @@ class Monitor:
             p50=rates.p50,
             p99=rates.p99,
             load=[round(keys, 1) for keys in load],
+            hot_keys=hottest,
+            hot_shares=shares,
         )
 
     def _throughput(self) -> Throughput:

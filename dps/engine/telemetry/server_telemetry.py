@@ -28,6 +28,7 @@ NO_COUNTS: TableCounts = {
     "rows": 0.0,
     "bytes": 0.0,
     "shards": {},
+    "hot": {"accesses": 0.0, "keys": [], "more": (0.0, 0.0, 0.0)},
 }
 
 
