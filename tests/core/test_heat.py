@@ -40,14 +40,14 @@ def check_bounds(sketch: heat.SpaceSaving, true: dict[int, float]) -> None:
 
 def count_all(module: ModuleType, steps: list[tuple[int, float]]) -> tuple[heat.SpaceSaving, dict[int, float]]:
     """A sketch of these keys with their weights, and the exact weights; a weight of 0 lets all of them fade."""
-    sketch, true = module.SpaceSaving(), Counter[int]()
+    sketch, true = module.SpaceSaving(), dict[int, float]()
     for key, weight in steps:
         if weight:
             sketch.add(key, weight)
-            true[key] += weight
+            true[key] = true.get(key, 0.0) + weight
         else:
             sketch.scale(HALF)
-            true = Counter({key: HALF * each for key, each in true.items()})
+            true = {key: HALF * each for key, each in true.items()}
             if sum(true.values()) < 0.5:
                 true.clear()
     return sketch, true

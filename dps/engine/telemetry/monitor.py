@@ -38,7 +38,7 @@ from dps.engine.telemetry.monitored import (
 from dps.engine.telemetry.reports import HotCounts, ReceivedReport
 from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurves
 from dps.engine.telemetry.run_telemetry import RunTelemetry, same
-from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry
+from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry, together
 from dps.engine.telemetry.snapshot import (
     PARTS,
     AdaptStatus,
@@ -155,7 +155,7 @@ class Monitor:
             self._drawn = now
             for watch in self._servers.values():
                 watch.quiet = now - watch.reported_at > SILENT_SECONDS
-            rates = _together([watch.rates() for watch in self._servers.values()])
+            rates = together([watch.rates() for watch in self._servers.values()])
             self._curve.append((round(self.wall(), 3), *(round(value, 6) for value in rates[:5])))
         if now - self._diagnosed >= DIAGNOSIS_SECONDS:
             self._diagnosed = now
@@ -448,7 +448,7 @@ class Monitor:
             for shard, keys in watch.loads(number).items():
                 if shard < len(load):
                     load[shard] += keys
-        rates = _together(parts)
+        rates = together(parts)
         hottest, shares = hot_keys(hot)
         if number not in self._optimizers:
             self._optimizers[number] = repr(TableSpec.from_dict(spec).optimizer)
@@ -476,13 +476,6 @@ class Monitor:
 
     def _throughput(self) -> Throughput:
         return Throughput(*(list(column) for column in zip(*self._curve, strict=True)))
-
-
-def _together(rates: list[ServerRates]) -> ServerRates:
-    if not rates:
-        return ServerRates()
-    requests, keys, nbytes, p50, p99, service = zip(*rates, strict=True)
-    return ServerRates(sum(requests), sum(keys), sum(nbytes), max(p50), max(p99), max(service))
 
 
 def _waiting(run: MonitoredRun) -> dict[int, float]:

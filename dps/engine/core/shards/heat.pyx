@@ -1,4 +1,4 @@
-"""The keys of a table that are accessed most, on one server: a sketch of constant size, fed with a sample of the accesses.
+"""The keys of a table that are accessed most, on one server: a small sketch, fed with a sample of the accesses.
 
 The sketch is SpaceSaving (Metwally, Agrawal, El Abbadi: Efficient computation of frequent and top-k elements in data
 streams, 2005), with weights. A key without a counter takes over the smallest one, with its count, which becomes the
@@ -135,7 +135,7 @@ cdef class KeyHeat:
     sketch : SpaceSaving
         Of the sample.
     stride : int
-        One of so many keys is sampled now.
+        Keys from one sample to the next now, on average.
 
     Examples
     --------
