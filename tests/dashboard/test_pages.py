@@ -511,7 +511,7 @@ def test_hot_keys_are_told_with_their_shares():
     seen = snapshots.snapshot(4)
     _, plots = document(seen)
     told = words(plots["hot-keys"])
-    assert "key 17 of &#x27;weights&#x27; has 9.1% of the accesses to its table" in told
+    assert "key 17 of &#x27;weights&#x27; has 9.1% of the accesses to this table" in told
     assert "17: 81k, -4: 40.5k" in told
     assert "25.0 to 25.2%" in told
     weights = msgspec.structs.replace(seen.tables["weights"], hot_keys=[])

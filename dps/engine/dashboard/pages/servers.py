@@ -237,11 +237,11 @@ class HotKeysPlot(Html):
 
     def title(self, snapshot: Status | None) -> str:
         tables = snapshot.tables.items() if snapshot else ()
-        hottest = [(table.hot_keys[0].share, name, table.hot_keys[0]) for name, table in tables if table.hot_keys]
+        hottest = [(table.hot_keys[0].rate, name, table.hot_keys[0]) for name, table in tables if table.hot_keys]
         if not hottest:
             return "Hot keys: none"
         _, name, hot = max(hottest, key=lambda each: each[:2])
-        return f"Hot keys: key {hot.key} of {name!r} has {hot_share_text(hot)} of the accesses to its table"
+        return f"Hot keys: key {hot.key} of {name!r} has {hot_share_text(hot)} of the accesses to this table"
 
     def html(self, snapshot: Status | None) -> str:
         tables = snapshot.tables if snapshot else {}
