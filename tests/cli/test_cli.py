@@ -105,6 +105,7 @@ def test_tables(run, ps):
     assert (w["keys"], w["dim"], w["dtype"], w["copies"], w["optimizer"]) == (6, 2, "float32", 1, repr(dps.SGD(0.5)))
     lines = run("tables").stdout.splitlines()
     assert len(lines) == 3
+    assert lines[0].endswith("hottest key")
     assert lines[1].startswith("counts  any key")
 
 

@@ -507,6 +507,20 @@ def test_plots_without_anything_to_show(kind):
     made.to_json()
 
 
+def test_hot_keys_are_told_with_their_shares():
+    seen = snapshots.snapshot(4)
+    _, plots = document(seen)
+    told = words(plots["hot-keys"])
+    assert "key 17 of &#x27;weights&#x27; has 9.1% of the accesses to this table" in told
+    assert "17: 81k, -4: 40.5k" in told
+    assert "25.0 to 25.2%" in told
+    weights = msgspec.structs.replace(seen.tables["weights"], hot_keys=[])
+    even = msgspec.structs.replace(seen, tables={"weights": weights})
+    plots["hot-keys"].update(even)
+    assert "no key is hot" in words(plots["hot-keys"])
+    assert plots["hot-keys"].title(even) == "Hot keys: none"
+
+
 def test_a_failed_run_without_servers_says_so():
     plain = snapshots.snapshot(2).to_dict()
     plain["runs"][0] |= {"state": "failed", "stopped": "<b>disk</b> full"}
@@ -534,7 +548,7 @@ def test_names_of_others_are_escaped():
     run["stragglers"][0] |= {"why": NAME, "remedy": NAME, "kind": NAME}
     made, _ = document(snapshots.typed(plain))
     divs = [div.text for div in made.select({"type": Div})]
-    assert sum("&lt;img" in text for text in divs) == 7
+    assert sum("&lt;img" in text for text in divs) == 8
     assert not any("<img" in text for text in divs)
     drawn = [label for figure in made.select({"type": Plot}) for label in figure.yaxis.major_label_overrides.values()]
     drawn += [item.label.value for figure in made.select({"type": Plot}) for it in figure.legend for item in it.items]

@@ -60,6 +60,7 @@ def test_it_fits_the_terminal(width, height, trainers, servers):
     lines = shown(snapshot(trainers, servers), width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
+    assert ("17: 9.1%" in words(lines)) == ("hottest key" in words(lines)) == (width >= 120)
     text = words(lines)
     assert f"trainer {trainers - 1} is slow for good (permanent), 2.0 times" in text
     assert "do: staleness does not help; lease its work out: ps.run(..., reassign=True)" in text

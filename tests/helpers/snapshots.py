@@ -11,6 +11,8 @@ from dps.engine.telemetry.snapshot import (
     PARTS,
     Curve,
     HostStatus,
+    HotKey,
+    HotShare,
     RunPhase,
     RunStatus,
     ServerPhase,
@@ -194,6 +196,8 @@ def table_of(rng: np.random.Generator, name: str, servers: int, shards: int = 16
         load=load.round(1).tolist(),
         chains=[[n, (n + 1) % servers][: min(2, servers)] for n in owners],
         joiners=[None] * shards,
+        hot_keys=[HotKey(17, 81_000.0, 0.091), HotKey(-4, 40_500.0, 0.0455, 0.001)],
+        hot_shares=[HotShare(1, 0.091), HotShare(8, 0.25, 0.002), HotShare(64, 0.41, 0.0423)],
     )
 
 

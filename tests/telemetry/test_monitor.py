@@ -196,6 +196,7 @@ def test_the_history_of_a_run_that_is_over_does_not_move_with_wall_time():
 def counted(requests, seconds=0.001, memory=1e8):
     pulls = [requests, 10 * requests, 80 * requests, seconds * requests]
     table = {"pull": pulls, "push": [0, 0, 0, 0.0], "pull_ms": {9: requests}, "push_ms": {}}
+    table["hot"] = {"accesses": 0.0, "keys": [], "more": (0.0, 0.0, 0.0)}
     tables = {3: {**table, "rows": 7, "bytes": 56, "shards": {0: 4 * requests, 1: 6 * requests}}}
     about = {
         "cpu": requests / 1000,

@@ -151,7 +151,8 @@ SERVER = {
     "memory": 2, "lag": 0.0, "connections": 1,
     "unconfirmed": [0, 0, 0.0],
     "tables": {"3": {"pull": [1, 2, 3, 0.1], "push": [0, 0, 0, 0.0], "rows": 4, "bytes": 16,
-                     "pull_ms": {"5": 1}, "push_ms": {}, "shards": {"0": 2}}},
+                     "pull_ms": {"5": 1}, "push_ms": {}, "shards": {"0": 2},
+                     "hot": {"accesses": 2.0, "keys": [[-7, 2.0, 0.5]], "more": [1, 0.5, 0.25]}}},
 }  # fmt: skip
 LOAD = HostLoad("n7", 2, 3.0, 0.75, 0.25)
 TRAINER = TrainerReport(1, [1.0] * len(COLUMNS), {0: (1.0, 0.5)}, {"loss": (1, 2.0, 2.0)}, LOAD).asdict()

@@ -11,7 +11,7 @@ import numpy as np
 
 import dps
 from dps.engine.cli.common import CELL, Answer, TextTable, Where, absolute, attached, command
-from dps.engine.dashboard.text import size_text
+from dps.engine.dashboard.text import hottest_key_text, size_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,15 +23,19 @@ FORMATS = {".parquet": "parquet", ".npz": "numpy", ".csv": "pandas"}
 
 @command
 def tables(where: Where) -> Answer:
-    """Tables: their shape, optimizer and size."""
+    """Tables: their shape, optimizer and size, and the key that is pulled and pushed most now.
+
+    With --json, "hot_keys" has the 16 hottest keys, and "hot_shares" the shares of the 1, 8 and 64 hottest.
+    """
     with attached(where) as ps:
         answer = ps.status()
     tables = [table for _, table in sorted(answer.tables.items())]
     rows: list[list[CELL]] = []
     for t in tables:
         height = "any key" if t.keys is None else t.keys
-        rows.append([t.name, height, t.dim, t.dtype, t.optimizer, t.shards, t.copies, t.rows, size_text(t.bytes)])
-    columns = ["table", "rows", "dim", "dtype", "optimizer", "shards", "copies", "rows there", "memory"]
+        row = [t.name, height, t.dim, t.dtype, t.optimizer, t.shards, t.copies, t.rows, size_text(t.bytes)]
+        rows.append([*row, hottest_key_text(t) or None])
+    columns = ["table", "rows", "dim", "dtype", "optimizer", "shards", "copies", "rows there", "memory", "hottest key"]
     return Answer(msgspec.to_builtins(tables), [TextTable(columns, rows) if rows else "no table yet"])
 
 

@@ -95,6 +95,10 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table_keys_per_second": ("Keys pulled from and pushed to a table", ("table",)),
     "table_latency_seconds": ("Time servers take for a request to a table", ("table", "quantile")),
     "table_hottest_shard": ("Keys per second of a table's busiest shard, over the mean of its shards", ("table",)),
+    "table_hot_share": (
+        "Part of a table's accesses that so many of its hottest keys have, at least",
+        ("table", "keys"),
+    ),
 }
 
 Sample = tuple[str, tuple[object, ...], float | None]
@@ -216,6 +220,8 @@ def _of_table(name: str, table: TableStatus) -> Iterator[Sample]:
     load = table.load
     if load and sum(load) > 0:
         yield "table_hottest_shard", (name,), max(load) * len(load) / sum(load)
+    for hot in table.hot_shares:
+        yield "table_hot_share", (name, hot.keys), hot.share
 
 
 def _of_run(run: RunStatus) -> Iterator[Sample]:

@@ -20,6 +20,7 @@ from dps.engine.dashboard.text import (
     crowded_first,
     duration_text,
     finding_text,
+    hottest_key_text,
     learning_curve,
     machine_text,
     number_text,
@@ -226,6 +227,8 @@ class StatusOverview:
 
     def _tables(self, rows: int, width: int) -> Table:
         names = ["table", "rows", "memory", "requests/s", "keys/s", "p50", "p99", "hottest shard"]
+        wide = width >= WIDE_LINE_LENGTH
+        names += ["hottest key"] if wide else []
         columns = grid(names, left=("table",))
         tables = sorted(self.snapshot.tables.items(), key=lambda entry: -entry[1].keys_rate)
         for name, table in tables[:rows]:
@@ -236,6 +239,7 @@ class StatusOverview:
                 duration_text(table.p99),
                 hottest(table.load),
             ]
+            cells += [hottest_key_text(table)] if wide else []
             columns.add_row(line(shortened(name)), *map(line, cells))
         return titled(columns, len(tables) - rows)
 

@@ -11,10 +11,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from dask.utils import format_bytes
 
-from dps.engine.telemetry.snapshot import HostStatus, Straggler
+from dps.engine.telemetry.snapshot import HostStatus, HotKey, HotShare, Straggler, TableStatus
 
 __all__ = ["STALENESS_RULE", "convergence", "counted", "crowded_first", "duration_text", "finding_text"]
-__all__ += ["learning_curve", "machine_text", "number_text", "size_text", "subject", "time_text"]
+__all__ += [
+    "hot_share_text",
+    "hottest_key_text",
+    "learning_curve",
+    "machine_text",
+    "number_text",
+    "size_text",
+    "subject",
+    "time_text",
+]
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 # Share of its time from which on a serving thread that is at work has hardly any time left.
@@ -127,6 +136,32 @@ def busy_text(busy: float, full: str = "{}") -> str:
     """
     text = f"{busy:.0%}"
     return full.format(text) if busy > BUSY_SHARE else text
+
+
+def hot_share_text(hot: HotKey | HotShare) -> str:
+    """The share of accesses that hot keys have, from the least to the most that it may be.
+
+    Examples
+    --------
+    >>> hot_share_text(HotKey(17, 2000.0, 0.0911)), hot_share_text(HotShare(64, 0.31, error=0.0425))
+    ('9.1%', '31.0 to 35.2%')
+    """
+    least, most = f"{100 * hot.share:.1f}", f"{100 * min(1.0, hot.share + hot.error):.1f}"
+    return f"{least}%" if least == most else f"{least} to {most}%"
+
+
+def hottest_key_text(table: TableStatus) -> str:
+    """The hottest key of a table, with at least which share of the accesses it has; "" where no key is hot.
+
+    Examples
+    --------
+    >>> shape = (1, None, 8, "float32", "SGD(0.1)", 1, [[0]], [None])
+    >>> hottest_key_text(TableStatus("w", *shape, hot_keys=[HotKey(17, 2000.0, 0.0911)]))
+    '17: 9.1%'
+    >>> hottest_key_text(TableStatus("w", *shape))
+    ''
+    """
+    return next((f"{hot.key}: {hot.share:.1%}" for hot in table.hot_keys), "")
 
 
 def subject(finding: Straggler) -> str:

@@ -827,7 +827,20 @@ class ParameterServer:
         -------
         Status
             Frozen values with attributes: ``ps.status().runs[0].clocks``. Notebooks, IPython and rich show them as
-            tables; ``ps.status().to_dict()`` is what ``json.dumps`` takes.
+            tables; ``ps.status().to_dict()`` is what ``json.dumps`` takes. ``tables["w"].hot_keys`` are the keys of a
+            table with the most accesses in the last seconds, and ``hot_shares`` the shares of the accesses that the 1,
+            8 and 64 hottest keys have together.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False, dashboard_address=None) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps, ps.client() as client:
+        ...         _ = ps.table("w")
+        ...         while not (hot := ps.status().tables["w"].hot_keys):  # servers report twice a second
+        ...             rows = client.pull("w", [7]), client.pull("w", [1, 7, 8])
+        ...         print(hot[0].key, f"{hot[0].share:.0%}")
+        7 50%
         """
         return msgspec.msgpack.decode(self._connection.call("status"), type=NotebookStatus)
 

@@ -27,6 +27,7 @@ import msgspec
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.diagnosis import AutoStaleness, Finding, ServerReading
 from dps.engine.telemetry.hosts import Hosts
+from dps.engine.telemetry.hot_keys import hot_keys
 from dps.engine.telemetry.monitored import (
     MonitoredMembership,
     MonitoredPlace,
@@ -34,10 +35,10 @@ from dps.engine.telemetry.monitored import (
     MonitoredRuns,
     MonitoredServer,
 )
-from dps.engine.telemetry.reports import ReceivedReport
+from dps.engine.telemetry.reports import HotCounts, ReceivedReport
 from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurves
 from dps.engine.telemetry.run_telemetry import RunTelemetry, same
-from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry
+from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry, together
 from dps.engine.telemetry.snapshot import (
     PARTS,
     AdaptStatus,
@@ -154,7 +155,7 @@ class Monitor:
             self._drawn = now
             for watch in self._servers.values():
                 watch.quiet = now - watch.reported_at > SILENT_SECONDS
-            rates = _together([watch.rates() for watch in self._servers.values()])
+            rates = together([watch.rates() for watch in self._servers.values()])
             self._curve.append((round(self.wall(), 3), *(round(value, 6) for value in rates[:5])))
         if now - self._diagnosed >= DIAGNOSIS_SECONDS:
             self._diagnosed = now
@@ -431,6 +432,7 @@ class Monitor:
         number, load = spec["id"], [0.0] * spec["shards"]
         rows = nbytes = 0.0
         parts: list[ServerRates] = []
+        hot: list[tuple[HotCounts, float]] = []
         for server in self.membership.servers:
             watch, answer = self._servers.get(server, NO_REPORTS), answers.get(server)
             counts = watch.tables().get(number)
@@ -442,10 +444,12 @@ class Monitor:
             if counts is None:
                 continue
             parts.append(watch.rates([number]))
+            hot.append((counts["hot"], parts[-1].keys))
             for shard, keys in watch.loads(number).items():
                 if shard < len(load):
                     load[shard] += keys
-        rates = _together(parts)
+        rates = together(parts)
+        hottest, shares = hot_keys(hot)
         if number not in self._optimizers:
             self._optimizers[number] = repr(TableSpec.from_dict(spec).optimizer)
         return TableStatus(
@@ -466,17 +470,12 @@ class Monitor:
             p50=rates.p50,
             p99=rates.p99,
             load=[round(keys, 1) for keys in load],
+            hot_keys=hottest,
+            hot_shares=shares,
         )
 
     def _throughput(self) -> Throughput:
         return Throughput(*(list(column) for column in zip(*self._curve, strict=True)))
-
-
-def _together(rates: list[ServerRates]) -> ServerRates:
-    if not rates:
-        return ServerRates()
-    requests, keys, nbytes, p50, p99, service = zip(*rates, strict=True)
-    return ServerRates(sum(requests), sum(keys), sum(nbytes), max(p50), max(p99), max(service))
 
 
 def _waiting(run: MonitoredRun) -> dict[int, float]:

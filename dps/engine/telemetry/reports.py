@@ -21,8 +21,10 @@ from dps.errors import InputError, ProtocolError
 
 __all__ = [
     "COLUMNS",
+    "MAX_HOT_KEYS",
     "MAX_METRICS",
     "MAX_METRIC_VALUE",
+    "HotCounts",
     "ReceivedReport",
     "ServerReport",
     "TableCounts",
@@ -38,6 +40,7 @@ MAX_METRIC_VALUE = 1e100
 MAX_SERVERS = 4096
 MAX_TABLES = 64
 MAX_SHARDS = 1 << 12
+MAX_HOT_KEYS = 16  # of a table
 MAX_BUCKET = 63
 MAX_CORES = 1 << 16
 MAX_NUMBER = 1e18  # largest time or count: keeps the sums of many reports finite, and exact enough
@@ -50,6 +53,7 @@ Four = Annotated[list[Amount], Meta(min_length=4, max_length=4)]
 Counts = dict[Annotated[int, Meta(ge=0, le=MAX_SHARDS - 1)], Amount]
 # Counts of times by their bucket, as `quantile` reads them.
 Times = dict[Annotated[int, Meta(ge=0, le=MAX_BUCKET)], Amount]
+Key = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 # Number of a server or table.
 Number = Annotated[int, Meta(ge=0, le=1 << 32)]
 # host, cores, tasks, busy, stolen: as in `HostLoad`
@@ -69,6 +73,14 @@ class TrainerFields(msgspec.Struct, frozen=True):
     h: Load | None = None
 
 
+class HotCounts(TypedDict):
+    """The hottest keys of a table on one server: of a sample of the accesses, which fades, as `SpaceSaving` counts."""
+
+    accesses: Amount  # weight of the sample
+    keys: Annotated[list[tuple[Key, Amount, Amount]], Meta(max_length=MAX_HOT_KEYS)]  # with its count and its error
+    more: tuple[Amount, Amount, Amount]  # the keys that follow: how many, their counts, their errors
+
+
 class TableCounts(TypedDict):
     """What a server has counted of one table since it began."""
 
@@ -79,6 +91,7 @@ class TableCounts(TypedDict):
     rows: Amount
     bytes: Amount
     shards: Annotated[Counts, Meta(max_length=MAX_SHARDS)]  # shard -> keys
+    hot: HotCounts
 
 
 class ServerCounts(TypedDict):

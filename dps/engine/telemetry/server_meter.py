@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from dps.engine.core.requests.polling import Polling
 from dps.engine.core.shards.counters import RequestCounters, ServerCounters, TableCounters
 from dps.engine.telemetry.hosts import HostLoad
-from dps.engine.telemetry.reports import MAX_TABLES
+from dps.engine.telemetry.reports import MAX_HOT_KEYS, MAX_TABLES
 from dps.engine.wire.frames import ANSWER, PULL, Header, padded
 
 try:
@@ -30,6 +30,8 @@ __all__ = ["ServerMeter", "TableMeter", "process_usage"]
 
 # Number of shards whose size one report measures.
 MAX_SIZED_SHARDS = 256
+SAMPLES_PER_SECOND = 10_000  # accesses of all tables that are sampled: 0.1 to 0.3 us each, so 0.3 % of a core at most
+COUNTED_HOT_KEYS = 64  # of a table, whose accesses a report sums up
 
 
 class TableMeter(TableCounters):
@@ -55,7 +57,14 @@ class TableMeter(TableCounters):
         self.reported = state
         shards = {n: keys for n, keys in enumerate(self.shards) if keys}
         times = {"pull_ms": _buckets(pulls), "push_ms": _buckets(pushes)}
-        return {"pull": _row(pulls), "push": _row(pushes), "rows": rows, "bytes": nbytes, **times, "shards": shards}
+        sizes = {"rows": rows, "bytes": nbytes, "shards": shards}
+        return {"pull": _row(pulls), "push": _row(pushes), **times, **sizes, "hot": self._hot()}
+
+    def _hot(self) -> dict[str, object]:
+        sketch = self.heat.sketch
+        keys = [(key, round(count, 2), round(error, 2)) for key, count, error in sketch.hottest(MAX_HOT_KEYS)]
+        number, counts, errors = sketch.rest(MAX_HOT_KEYS, COUNTED_HOT_KEYS)
+        return {"accesses": round(sketch.total, 2), "keys": keys, "more": (number, round(counts, 2), round(errors, 2))}
 
 
 def _row(counters: RequestCounters) -> list[float]:
@@ -112,6 +121,7 @@ class ServerMeter(ServerCounters):
         self._polling = polling or Polling(0)
         self._due: float | None = None  # when the loop's timer should fire
         self._first = 0  # the table with which the next report begins
+        self._accessed = 1  # tables with accesses before the last report: the samples are divided among them
 
     def timed(
         self, handler: Callable[[C, Header, memoryview], tuple[TableMeter, Iterable[Any]]]
@@ -128,8 +138,8 @@ class ServerMeter(ServerCounters):
             answered = pulled or header.flags & ANSWER
             nbytes = header.body + (padded(header.count * meter.row_bytes) if answered else 0)
             (meter.pulls if pulled else meter.pushes).count(header.count, nbytes, seconds)
-            for replica, _, _, a, b in parts:
-                meter.count_keys(replica.number, b - a)
+            for replica, keys, start, a, b in parts:
+                meter.count_keys(replica.number, keys, start, b - a)
             if seconds > self.lag:
                 self.lag = seconds
 
@@ -165,6 +175,7 @@ class ServerMeter(ServerCounters):
             table.meter.reported = ()
         changed: dict[int, object] = {}
         left, postponed = MAX_SIZED_SHARDS, []
+        now, samples, accessed = self.clock(), SAMPLES_PER_SECOND / self._accessed, 0
         for number in sorted(tables, key=lambda n: (n < self._first, n)):
             full = len(changed) == MAX_TABLES
             if full or left <= 0:
@@ -172,12 +183,14 @@ class ServerMeter(ServerCounters):
             if full:
                 break
             table = tables[number]
+            accessed += table.meter.heat.age(now, samples) > 0
             if left > 0:
                 left -= len(table.replicas)
                 table.meter.rows, table.meter.nbytes = table.size()
             if (counts := table.meter.report()) is not None:
                 changed[number] = counts
         self._first = postponed[0] if postponed else 0
+        self._accessed = max(1, accessed)
         return {
             "cpu": round(cpu, 6),
             "busy": round(max(0.0, ran - polled), 6),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dps.engine.telemetry.history import Series
 from dps.engine.telemetry.reports import ReceivedReport, TableCounts, quantile
 
-__all__ = ["ServerRates", "ServerTelemetry"]
+__all__ = ["ServerRates", "ServerTelemetry", "together"]
 
 # Number of reports over which rates are taken: about 4 s.
 KEPT_REPORTS = 8
@@ -28,6 +28,7 @@ NO_COUNTS: TableCounts = {
     "rows": 0.0,
     "bytes": 0.0,
     "shards": {},
+    "hot": {"accesses": 0.0, "keys": [], "more": (0.0, 0.0, 0.0)},
 }
 
 
@@ -40,6 +41,14 @@ class ServerRates(NamedTuple):
     p50: float = 0.0  # seconds of service per request: the median
     p99: float = 0.0  # seconds of service per request: the 99th percentile
     service: float = 0.0  # seconds of service per request: the mean
+
+
+def together(rates: list[ServerRates]) -> ServerRates:
+    """The rates of several servers: sums, and of the times the longest."""
+    if not rates:
+        return ServerRates()
+    requests, keys, nbytes, p50, p99, service = zip(*rates, strict=True)
+    return ServerRates(sum(requests), sum(keys), sum(nbytes), max(p50), max(p99), max(service))
 
 
 class ReportSeen(NamedTuple):

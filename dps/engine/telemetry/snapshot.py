@@ -19,6 +19,8 @@ __all__ = [
     "Curve",
     "HeldRows",
     "HostStatus",
+    "HotKey",
+    "HotShare",
     "LastCheckpoint",
     "PortionsStatus",
     "RunPhase",
@@ -317,6 +319,23 @@ class ServerAnswer(msgspec.Struct, frozen=True):
     moves: list[ShardMove]
 
 
+class HotKey(msgspec.Struct, frozen=True):
+    """A key that is pulled and pushed more often than others, as a sample of the last seconds has it."""
+
+    key: int
+    rate: float  # accesses per second, at least
+    share: float  # of the accesses of its table, at least
+    error: float = 0.0  # the share is at most this much larger
+
+
+class HotShare(msgspec.Struct, frozen=True):
+    """The share of a table's accesses that its hottest keys have together: the larger, the more skewed is the load."""
+
+    keys: int  # how many of the hottest keys
+    share: float  # at least
+    error: float = 0.0  # the share is at most this much larger
+
+
 class TableStatus(msgspec.Struct, frozen=True):
     """One table. Rates are of the last seconds."""
 
@@ -337,6 +356,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     p50: float = 0.0  # seconds for a request: the median
     p99: float = 0.0  # seconds for a request: the 99th percentile
     load: list[float] = msgspec.field(default_factory=list)  # keys per second of each shard
+    hot_keys: list[HotKey] = msgspec.field(default_factory=list)  # at most 16, the hottest first
+    hot_shares: list[HotShare] = msgspec.field(default_factory=list)  # of the 1, 8 and 64 hottest keys
 
     @property
     def shards(self) -> int:

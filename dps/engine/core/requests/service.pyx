@@ -235,7 +235,7 @@ cdef class Service:
                 self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
             if pushed and answered and head.trainer:
                 self._keep(table, head, &part[n])
-            table.meter.add_keys((<ShardState> part[n].shard).number, part[n].b - part[n].a)
+            table.meter.add_keys(part[n].number, part[n].keys, part[n].start, part[n].b - part[n].a)
         if self._parts.forwards:
             self._pass_on(table, head, part, count, values, out, size)
         seconds = max(0.0, <double> self._clock() - began)

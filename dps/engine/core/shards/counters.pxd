@@ -1,5 +1,7 @@
 from libc.stdint cimport int64_t
 
+from dps.engine.core.shards.heat cimport KeyHeat
+
 
 cdef class RequestCounters:
     cdef public int64_t keys, bytes
@@ -11,10 +13,11 @@ cdef class RequestCounters:
 
 cdef class TableCounters:
     cdef readonly RequestCounters pulls, pushes
+    cdef readonly KeyHeat heat
     cdef int64_t *_shards
     cdef int64_t _count
 
-    cdef void add_keys(self, int64_t shard, int64_t keys) noexcept
+    cdef void add_keys(self, int64_t shard, const int64_t *keys, int64_t start, int64_t count) noexcept
 
 
 cdef class ServerCounters:

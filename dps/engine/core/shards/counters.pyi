@@ -1,3 +1,7 @@
+import numpy as np
+
+from dps.engine.core.shards.heat import KeyHeat
+
 class RequestCounters:
     keys: int
     bytes: int
@@ -11,10 +15,11 @@ class RequestCounters:
 class TableCounters:
     pulls: RequestCounters
     pushes: RequestCounters
+    heat: KeyHeat
     @property
     def shards(self) -> list[int]: ...
     def __init__(self, shards: int) -> None: ...
-    def count_keys(self, shard: int, keys: int) -> None: ...
+    def count_keys(self, shard: int, keys: np.ndarray | None, start: int, count: int) -> None: ...
 
 class ServerCounters:
     lag: float

@@ -3,6 +3,8 @@
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
+from dps.engine.core.shards.heat cimport KeyHeat
+
 cdef enum:
     LARGEST_BITS = 64  # the largest bit length of a time in microseconds
 
@@ -58,10 +60,16 @@ cdef class TableCounters:
     ----------
     shards : int
         Number of the table's shards.
+
+    Attributes
+    ----------
+    pulls, pushes : RequestCounters
+    heat : KeyHeat
+        Which keys are accessed most.
     """
 
     def __init__(self, int64_t shards):
-        self.pulls, self.pushes = RequestCounters(), RequestCounters()
+        self.pulls, self.pushes, self.heat = RequestCounters(), RequestCounters(), KeyHeat()
         free(self._shards)
         self._count = shards
         self._shards = <int64_t *> calloc(max(shards, 1), sizeof(int64_t))
@@ -76,13 +84,16 @@ cdef class TableCounters:
         """The keys served of each shard."""
         return [self._shards[n] for n in range(self._count)]
 
-    def count_keys(self, int64_t shard, int64_t keys) -> None:
-        """Count keys served of a shard."""
-        self.add_keys(shard, keys)
-
-    cdef void add_keys(self, int64_t shard, int64_t keys) noexcept:
+    def count_keys(self, int64_t shard, keys, int64_t start, int64_t count) -> None:
+        """Count keys served of a shard: an array of int64, or None for so many rows from `start` on."""
         if 0 <= shard < self._count:
-            self._shards[shard] += keys
+            self.heat.add(keys, start, count)
+            self._shards[shard] += count
+
+    cdef void add_keys(self, int64_t shard, const int64_t *keys, int64_t start, int64_t count) noexcept:
+        if 0 <= shard < self._count:
+            self._shards[shard] += count
+            self.heat.pass_keys(keys, start, count)
 
 
 cdef class ServerCounters:

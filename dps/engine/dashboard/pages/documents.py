@@ -34,7 +34,7 @@ PLOT_HEIGHT = 340
 FOLDS = {
     "Learning curves": ("loss-time", "loss-clock"),
     "Servers": ("servers",),
-    "Load of the servers": ("throughput", "shards"),
+    "Load of the servers": ("throughput", "shards", "hot-keys"),
     "Placement and events": ("placement-and-events",),
 }
 GRID = """

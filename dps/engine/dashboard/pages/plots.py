@@ -7,7 +7,7 @@ Each plot is a `dps.engine.dashboard.pages.style.TitledPlot`. It is made with Bo
 from __future__ import annotations
 
 from dps.engine.dashboard.pages.curves import LossClockPlot, LossTimePlot
-from dps.engine.dashboard.pages.servers import PlacementPlot, ServersPlot, ShardsPlot, ThroughputPlot
+from dps.engine.dashboard.pages.servers import HotKeysPlot, PlacementPlot, ServersPlot, ShardsPlot, ThroughputPlot
 from dps.engine.dashboard.pages.style import TitledPlot
 from dps.engine.dashboard.pages.trainers import ClocksPlot, Headline, StragglersPlot, TimeSplitPlot
 
@@ -15,6 +15,7 @@ __all__ = [
     "PLOTS",
     "ClocksPlot",
     "Headline",
+    "HotKeysPlot",
     "LossClockPlot",
     "LossTimePlot",
     "PlacementPlot",
@@ -29,6 +30,7 @@ PLOTS: dict[str, type[TitledPlot]] = {
     "stragglers": StragglersPlot,
     "servers": ServersPlot,
     "shards": ShardsPlot,
+    "hot-keys": HotKeysPlot,
     "throughput": ThroughputPlot,
     "loss-time": LossTimePlot,
     "loss-clock": LossClockPlot,

@@ -1,4 +1,4 @@
-"""Plots about servers: the state of each server, the load of the shards, the throughput, and the placement."""
+"""Plots about servers: the state of each server, the load of shards and keys, the throughput, and the placement."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from dps.engine.dashboard.pages.style import (
     ticks,
 )
 from dps.engine.dashboard.palette import BLUE, GREEN, ORANGE, SEQUENTIAL
-from dps.engine.dashboard.text import busy_text, duration_text, number_text, size_text
+from dps.engine.dashboard.text import busy_text, duration_text, hot_share_text, number_text, size_text
+from dps.engine.telemetry.hot_keys import HOTTEST
 from dps.engine.telemetry.snapshot import ServerPhase, ServerStatus, Status, TableStatus, Throughput
 
-__all__ = ["PlacementPlot", "ServersPlot", "ShardsPlot", "ThroughputPlot"]
+__all__ = ["HotKeysPlot", "PlacementPlot", "ServersPlot", "ShardsPlot", "ThroughputPlot"]
 
 MAX_SERVERS = 24
 MAX_TABLES = 16
 MAX_CELLS = 128
 MAX_EVENTS = 16
+MAX_KEYS = 8  # hot keys of a table
 # Number of a table's shards up to which cells name their servers.
 MAX_NAMED_SHARDS = 32
 # Multiple of the median of all servers from which a p99 is marked.
@@ -223,6 +225,38 @@ def _hottest(tables: Mapping[str, TableStatus], shown: list[str]) -> str:
     heat, name, busy = max(hottest)
     left = f"; the {MAX_TABLES} busiest of {len(tables)} tables" if len(tables) > MAX_TABLES else ""
     return f"Shards by keys/s: the busiest is shard {busy} of {name!r}, {heat:.1f} times the mean{left}"
+
+
+class HotKeysPlot(Html):
+    """The hottest keys of each table, and the shares of the accesses that they have."""
+
+    every = 2
+    name = "hot-keys"
+    asks = "Do a few keys get most of the accesses?"
+    shows = "The shares of the 1, 8 and 64 hottest keys: large ones are a skewed load, which more shards do not spread."
+
+    def title(self, snapshot: Status | None) -> str:
+        tables = snapshot.tables.items() if snapshot else ()
+        hottest = [(table.hot_keys[0].rate, name, table.hot_keys[0]) for name, table in tables if table.hot_keys]
+        if not hottest:
+            return "Hot keys: none"
+        _, name, hot = max(hottest, key=lambda each: each[:2])
+        return f"Hot keys: key {hot.key} of {name!r} has {hot_share_text(hot)} of the accesses to this table"
+
+    def html(self, snapshot: Status | None) -> str:
+        tables = snapshot.tables if snapshot else {}
+        top = heading(self, self.title(snapshot))
+        rows = [self._row(name, tables[name]) for name in _busiest(tables) if tables[name].hot_shares]
+        if not rows:
+            return top
+        head = ["table", "keys/s", *(f"hottest {n}" if n > 1 else "hottest key" for n in HOTTEST), "keys: accesses/s"]
+        return top + html_table(head, rows, range(1, 2 + len(HOTTEST)))
+
+    @staticmethod
+    def _row(name: str, table: TableStatus) -> tuple[str, ...]:
+        keys = ", ".join(f"{hot.key}: {number_text(hot.rate)}" for hot in table.hot_keys[:MAX_KEYS])
+        shares = map(hot_share_text, table.hot_shares)
+        return f"<b>{escape(name)}</b>", number_text(table.keys_rate), *shares, keys or "no key is hot"
 
 
 class ThroughputPlot(Drawn):
