@@ -149,7 +149,7 @@ class ServerMeter(ServerCounters):
         """Count a piece of a scan, which has found so many rows of a shard, as a pull of them."""
         seconds = self.clock() - began
         meter.pulls.count(rows, nbytes, seconds)
-        meter.count_keys(shard, rows)
+        meter.count_scanned(shard, rows)
         if seconds > self.lag:
             self.lag = seconds
 

@@ -90,6 +90,11 @@ cdef class TableCounters:
             self.heat.add(keys, start, count)
             self._shards[shard] += count
 
+    def count_scanned(self, int64_t shard, int64_t rows) -> None:
+        """Count rows of a shard that were read in the order of the index: no key of them was asked for."""
+        if 0 <= shard < self._count:
+            self._shards[shard] += rows
+
     cdef void add_keys(self, int64_t shard, const int64_t *keys, int64_t start, int64_t count) noexcept:
         if 0 <= shard < self._count:
             self._shards[shard] += count
