@@ -377,10 +377,10 @@ VARIANTS = [
     (
         Custom,
         "kernel",
-        "rows[chosen, :dim].copy(), rows[chosen, dim:].copy()",
-        "rows[chosen, :dim], rows[chosen, dim:]",
+        "rows[chosen, :dim].copy(), rows[chosen, dim:end].copy()",
+        "rows[chosen, :dim], rows[chosen, dim:end]",
     ),
-    (Custom, "kernel", "dim:] = values, state", "dim:] = values, rows[chosen, dim:]"),
+    (Custom, "kernel", "dim:end] = values, state", "dim:end] = values, rows[chosen, dim:end]"),
     (DenseShard, "_rows_before", "].copy()", "]"),
 ]
 

@@ -10,15 +10,16 @@ from oracles import mutant
 
 from dps.engine.server.tables import control_header, control_op, op_of, rows_header
 from dps.engine.state import op_views
-from dps.engine.state.op_views import CloseOp, DeleteOp, RetireOp, SteppedOp
-from dps.engine.state.ops import CLOSE, DELETE, DROP, FAILED, KEEP, OLDER, RETIRE, ROWS, Op
-from dps.engine.wire.headers import CloseSums, RetireOrigins
+from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
+from dps.engine.state.ops import AGE, CLOSE, DELETE, DROP, FAILED, KEEP, OLDER, RETIRE, ROWS, Op
+from dps.engine.wire.headers import AgeRows, CloseSums, RetireOrigins
 
 KEYS, AFTER = np.array([5, 9], np.int64), np.ones((2, 3), np.float32)
 FIELDS = [  # an example of each view, and the fields of its op that are written down once more
     (CloseOp(7, KEEP), {"rule": CLOSE, "keys": None, "start": 1, "clock": 7, "parties": 1, "rows": -1}),
     (CloseOp(-1, FAILED), {"rule": CLOSE, "keys": None, "start": 3, "clock": -1, "parties": 1, "rows": -1}),
     (RetireOp(9, 3), {"rule": RETIRE, "keys": None, "start": 9, "clock": 0, "parties": 3, "rows": -1}),
+    (AgeOp(1 << 40, 7, 3), {"rule": AGE, "keys": None, "start": 1 << 40, "clock": 7, "parties": 3, "rows": -1}),
     (DeleteOp(KEYS, 0, 2, 4, 2), {"rule": DELETE, "keys": KEYS, "start": 0, "clock": 4, "parties": 2, "rows": -1}),
     (DeleteOp(None, 6, 2, 4, 2), {"rule": DELETE, "keys": None, "start": 6, "clock": 4, "parties": 2, "rows": -1}),
     (DeleteOp(KEYS, 0, 2, 4, 2, every=True), {"rule": DELETE, "keys": KEYS, "clock": 4, "parties": 2, "rows": 1}),
@@ -34,7 +35,7 @@ def check_fields() -> None:
         assert type(view).of(op) == view, view
         assert (op.origin, op.attempt, op.number, op.answer) == (0, 0, 0, False)
         assert op.after is op.deleted is op.result is None
-        assert len(op.values) == (0 if op.rule in (CLOSE, RETIRE) else 2)
+        assert len(op.values) == (0 if op.rule in (CLOSE, RETIRE, AGE) else 2)
 
 
 def test_each_number_stands_in_its_field() -> None:
@@ -49,10 +50,12 @@ clocks, origins = st.integers(-1, 2**62), st.integers(1, 2**16 - 1)
 
 
 @given(st.one_of(st.builds(CloseOp, clocks, st.sampled_from([OLDER, KEEP, DROP, FAILED])),
+                 st.builds(AgeOp, st.integers(0, 2**62), clocks, st.integers(0, 2**16 - 1)),
                  st.builds(RetireOp, st.integers(1, 2**31), origins)))  # fmt: skip
-def test_ops_without_rows_travel_as_their_frames_say(view: CloseOp | RetireOp) -> None:
+def test_ops_without_rows_travel_as_their_frames_say(view: CloseOp | RetireOp | AgeOp) -> None:
     header = control_header(1, 4, view.op())
-    sent = CloseSums(1, 4, *view) if isinstance(view, CloseOp) else RetireOrigins(1, 4, *view)
+    kinds = {CloseOp: CloseSums, RetireOp: RetireOrigins, AgeOp: AgeRows}
+    sent = kinds[type(view)](1, 4, *view)
     assert header == sent.header()
     assert type(view).of(control_op(header)) == view
 

@@ -14,6 +14,7 @@ from dps.engine.wire import frames, headers
 from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.engine.wire.headers import (
     NO_BOUND,
+    AgeRows,
     CloseSums,
     Collect,
     DumpPiece,
@@ -38,6 +39,7 @@ MOST_BODY = 2**32  # bytes
 
 REPLICATED = {KIND: frames.REPLICATE, FLAGS: frames.CONTROL}
 RETIRED = {**REPLICATED, FLAGS: frames.CONTROL | frames.RULE_ADD, CLOCK: 0}
+AGED = {KIND: frames.REPLICATE, FLAGS: frames.CONTROL | frames.RULE_ASSIGN}
 SCANNED = {KIND: frames.SCAN, TABLE: 1, SHARDS: 1}
 WIRE = [  # an example of each view, and the numbers in the bytes that are not those of an empty header
     (Tick(5, 9), {KIND: frames.TICK, CLOCK: 5, COUNT: 9}),
@@ -54,6 +56,7 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
     (ScanAnswer(9, 1 << 40), {KIND: frames.OK, REQUEST: 77, START: 1 << 40, COUNT: 9}),
     (DumpPiece(1, 4, 7, 2, 48), {KIND: frames.DUMP, TABLE: 1, EPOCH: 4, SHARD: 7, NUMBER: 2, COUNT: 48}),
     (CloseSums(1, 4, 5, 2), {**REPLICATED, TABLE: 1, EPOCH: 4, CLOCK: 5, START: 2, PARTIES: 1}),
+    (AgeRows(1, 4, 9, 5, 3), {**AGED, TABLE: 1, EPOCH: 4, START: 9, CLOCK: 5, PARTIES: 3}),
     (RetireOrigins(1, 4, 9, 3), {**RETIRED, TABLE: 1, EPOCH: 4, START: 9, PARTIES: 3}),
 ]
 
@@ -94,6 +97,7 @@ FIELDS = {
     ScanAnswer: (word, long),
     DumpPiece: (word, word, short, word, word),
     CloseSums: (word, word, long, st.integers(0, 2)),
+    AgeRows: (word, word, long, long, short),
     RetireOrigins: (word, word, long, short),
 }
 
@@ -104,6 +108,7 @@ def test_what_is_written_is_read(view) -> None:
     assert type(view).of(header) == view
     if header.kind == frames.REPLICATE:
         assert RetireOrigins.matches(header) == isinstance(view, RetireOrigins)
+        assert AgeRows.matches(header) == isinstance(view, AgeRows)
 
 
 def test_every_view_is_tried() -> None:

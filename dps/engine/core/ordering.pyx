@@ -38,7 +38,8 @@ def sort_keys(cnp.ndarray keys not None, cnp.ndarray ordered not None, cnp.ndarr
     cdef int64_t count = cnp.PyArray_SIZE(keys)
     cdef bint done
     if cnp.PyArray_SIZE(ordered) != count or cnp.PyArray_SIZE(places) != count or count > 0x7FFFFFFF:
-        raise ValueError(f"{count} keys, and {cnp.PyArray_SIZE(ordered)} and {cnp.PyArray_SIZE(places)} places for them")
+        rooms = cnp.PyArray_SIZE(ordered), cnp.PyArray_SIZE(places)
+        raise ValueError(f"{count} keys, and {rooms[0]} and {rooms[1]} places for them")
     with nogil:
         done = _sort(key, count, sorted_key, place)
     if not done:

@@ -23,7 +23,7 @@ COLD_SHARE = 8  # a round collects one of so many rows: the coldest
 BINS = 16  # by which they are ordered
 SAMPLE_SLOTS = 1 << 13  # from which the ranks are estimated at which a row is among the coldest
 SAMPLE_PLACES = 32
-SLOTS_PER_ROW = 2 * COLD_SHARE  # slots that a round looks at for each row that has to go
+SLOTS_PER_ROW = 3 * COLD_SHARE  # slots that a round looks at for each row that goes: faster than the rows are used up
 MAX_SLOTS = 1 << 16  # that one step looks at
 SPARE = 128  # one of so many rows goes early, so that not each push has to wait for others to go
 NO_KEYS = np.zeros(0, np.int64)
@@ -138,17 +138,15 @@ class Coldest:
         """The keys of `count` rows that are to go now, but none of `spared`, which are distinct and sorted."""
         self.prepare(shard, SLOTS_PER_ROW * count)
         chosen = self._chosen(shard, self._cold, count, spared)
-        for _ in range(2):  # the first round may be one that began long ago
-            if len(chosen) == count:
-                return chosen
-            while not self._scan(shard, SAMPLE_SLOTS):
-                pass
-            self._cold, self._coming = self._coming, Bins()
-            spared = np.sort(np.concatenate([spared, chosen]))
-            chosen = np.concatenate([chosen, self._chosen(shard, self._cold, count - len(chosen), spared)])
-        return np.concatenate(
-            [chosen, self._coldest_of_all(shard, count - len(chosen), np.concatenate([spared, chosen]))]
-        )
+        slots = sum(map(len, shard.index.tables))
+        while len(chosen) < count and slots > 0:  # at first, no round has ended: what this one has found has to do
+            self._go_on(shard, SAMPLE_SLOTS)
+            slots -= SAMPLE_SLOTS
+            found = self._cold if self._cold.left else self._coming
+            others = np.sort(np.concatenate([spared, chosen]))
+            chosen = np.concatenate([chosen, self._chosen(shard, found, count - len(chosen), others)])
+        rest = self._coldest_of_all(shard, count - len(chosen), np.concatenate([spared, chosen]))
+        return np.concatenate([chosen, rest])
 
     def _coldest_of_all(self, shard: KeyedShard, count: int, spared: np.ndarray) -> np.ndarray:
         """Keys of the coldest rows, where nearly all that a round has collected are spared."""
@@ -166,7 +164,11 @@ class Coldest:
         """Go on with the round, if there is use for it."""
         if self._cold.left > self._cold.collected // 2:
             return
-        if self._scan(shard, min(slots, MAX_SLOTS)):
+        self._go_on(shard, min(slots, MAX_SLOTS))
+
+    def _go_on(self, shard: KeyedShard, slots: int) -> None:
+        """Go on with the round; when it ends, what it has collected takes the place of what is left of the last one."""
+        if self._scan(shard, slots):
             self._cold, self._coming = self._coming, Bins()
 
     def _scan(self, shard: KeyedShard, slots: int) -> bool:

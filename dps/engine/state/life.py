@@ -21,7 +21,7 @@ SECONDS |= {"ms": 0.001, "d": 86400.0, "day": 86400.0, "w": 604800.0, "week": 60
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 BYTES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 SLOT_BYTES = 12 / 0.72  # of the index for a row: a slot, at the load of an index that has its size from the beginning
-FLAG_BYTES = 4  # of a row: whether it is vacant, and its share of what is kept of rows that may go
+FLAG_BYTES = 6  # of a row: whether it is vacant, and its share of what is kept of rows that may go
 MIN_SHARD_ROWS = 64  # of a shard: a smaller budget could not tell cold rows from others
 
 
@@ -194,7 +194,7 @@ def rows_within(max_bytes: int, shards: int, row_bytes: int) -> int:
     `row_bytes` are the bytes of a row with its state and its record.
 
     >>> rows_within(1 << 30, 16, 24) * 16
-    24005424
+    23008752
     """
     return int(max_bytes / shards / (row_bytes + SLOT_BYTES + FLAG_BYTES))
 
