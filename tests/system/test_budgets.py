@@ -97,6 +97,11 @@ def test_a_restored_table_knows_how_old_its_rows_are(ps: dps.ParameterServer, tm
     assert w.pull(range(25)).tolist() == [2] * 25
 
 
+def is_whole(ps: dps.ParameterServer, without: int) -> bool:
+    """Whether each shard has two copies again, none of them on that server."""
+    return all(len(chain) == 2 and without not in chain for chain in ps.status().tables["w"].chains)
+
+
 @pytest.mark.processes
 def test_no_budget_is_exceeded_and_no_push_counts_twice_while_servers_are_killed() -> None:
     """With two copies: what was acknowledged is there, or its row was let go; copies agree on what went."""
@@ -110,8 +115,9 @@ def test_no_budget_is_exceeded_and_no_push_counts_twice_while_servers_are_killed
             keys = np.concatenate([hot, rng.integers(1 << 40, 1 << 60, 500)])
             w.push(keys, np.ones(len(keys), np.int64))
             if turn in (10, 20):
+                victim = next(server.number for server in ps.status().servers if server.alive)
                 os.kill(pids_of(ps)[0][0], signal.SIGKILL)
-                wait_until(lambda: all(len(chain) == 2 for chain in ps.status().tables["w"].chains))
+                wait_until(lambda victim=victim: is_whole(ps, without=victim))
         assert w.pull(hot).tolist() == [turns] * len(hot)
         keys, values = w.pull(slice(None))
         assert len(keys) <= 4 * w.spec.most_rows
