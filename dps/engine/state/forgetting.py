@@ -25,7 +25,7 @@ SAMPLE_SLOTS = 1 << 13  # from which the ranks are estimated at which a row is a
 SAMPLE_PLACES = 32
 SLOTS_PER_ROW = 3 * COLD_SHARE  # slots that a round looks at for each row that goes: faster than the rows are used up
 MAX_SLOTS = 1 << 16  # that one step looks at
-SPARE = 128  # one of so many rows goes early, so that not each push has to wait for others to go
+SPARE, MOST_SPARE = 128, 4096  # one of so many rows goes early, but not more: not each push has to let others go
 NO_KEYS = np.zeros(0, np.int64)
 
 Ranks = Callable[[KeyedShard, np.ndarray], np.ndarray]
@@ -272,4 +272,4 @@ def must_go(shard: KeyedShard, new: int) -> int:
     """How many rows have to go before an op that creates `new` ones, so that the shard keeps within its budget."""
     if not shard.most_rows or len(shard) + new <= shard.most_rows:
         return 0
-    return min(len(shard), len(shard) + new - shard.most_rows + shard.most_rows // SPARE)
+    return min(len(shard), len(shard) + new - shard.most_rows + min(shard.most_rows // SPARE, MOST_SPARE))
