@@ -54,6 +54,8 @@ from dps.engine.state.ops import (
     ASSIGN,
     CLOSE,
     DELETE,
+    EVICTED,
+    EXPIRED,
     FAILED,
     KEEP,
     NO_CLOCK,
@@ -274,6 +276,7 @@ class Shard(CutShard):
         self.most_rows = spec.most_rows
         self.ages = Ages()
         self.ops_of_moment = 1  # until the first AGE
+        self.evicted = self.expired = 0  # rows that a primary has let go, of the shard and not of one copy
 
     def apply(self, op: Op) -> bool:
         """Carry out one change. The server has checked it before, so it cannot fail half-way.
@@ -298,6 +301,9 @@ class Shard(CutShard):
             begin_moment(self, AgeOp.of(op))
         elif not self._taken_over(op):
             self.carry_out(op)
+        if op.rule == DELETE:
+            self.evicted += len(op.values) * (op.rows == EVICTED)
+            self.expired += len(op.values) * (op.rows == EXPIRED)
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:
