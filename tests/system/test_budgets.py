@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from blocks import blocks
+from copies import gone, wait_until_copies_are_equal
 from kills import pids_of
 from servers import wait_until
 
@@ -158,3 +159,7 @@ def test_no_budget_is_exceeded_and_no_push_counts_twice_while_servers_are_killed
         keys, values = w.pull(slice(None))
         assert len(keys) <= 4 * w.spec.most_rows
         assert set(values[keys >= 1 << 40].tolist()) == {1}
+        wait_until_copies_are_equal(ps, "w")
+        evicted, expired = gone(ps, "w")
+        assert evicted == len(hot) + 500 * turns - len(keys), "each row that went is reported, also by another primary"
+        assert expired == 0
