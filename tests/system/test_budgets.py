@@ -163,3 +163,27 @@ def test_no_budget_is_exceeded_and_no_push_counts_twice_while_servers_are_killed
         evicted, expired = gone(ps, "w")
         assert evicted == len(hot) + 500 * turns - len(keys), "each row that went is reported, also by another primary"
         assert expired == 0
+
+
+@pytest.mark.processes
+def test_each_push_counts_once_towards_an_admission_while_servers_are_killed() -> None:
+    """With two copies: a row is born at the fifth push of its key, whichever server counted the pushes before."""
+    with (
+        dps.LocalCluster(servers=3, trainers=1) as cluster,
+        dps.ParameterServer(cluster, servers=3, copies=2) as ps,
+    ):
+        w = ps.table("w", dtype="int64", admit=dps.AdmitByCount(5), shards=4)
+        often, rare, once = np.arange(200), np.arange(1000, 1200), np.arange(1 << 40, (1 << 40) + 12 * 500)
+        for turn in range(12):
+            keys = np.concatenate([often, rare[: 200 if turn < 4 else 0], once[500 * turn : 500 * (turn + 1)]])
+            w.push(keys, np.ones(len(keys), np.int64))
+            if turn in (2, 8):
+                os.kill(pids_of(ps)[0][0], signal.SIGKILL)
+                wait_until(lambda: all(len(chain) == 2 for chain in ps.status().tables["w"].chains))
+        assert w.pull(often).tolist() == [12 - 4] * 200
+        values, born = w.pull(np.concatenate([rare, once]), born=True)
+        assert not born.any()
+        assert not values.any()
+        w.push(rare, np.ones(200, np.int64))
+        assert w.pull(rare).tolist() == [1] * 200
+        assert len(w) == 400

@@ -1,7 +1,7 @@
 """Rows go by themselves, by a budget and by expiry, while servers and trainers are killed and stopped at random.
 
-Afterwards the copies of each shard are equal, bit for bit; a row that stayed has all its pushes, once; and each row that
-went is reported, once.
+Afterwards the copies of each shard are equal, bit for bit, a row that stayed has all its pushes, once, and each row
+that went is reported, once.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ import numpy as np
 from dps.engine.core.requests.forwards import OwedAnswer
 from dps.engine.server.changes import Changes
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
-from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable
 from dps.engine.state.forgetting import Coldest, Expiring, must_go, new_rows
 from dps.engine.state.life import ExpireUnused, RowLife
 from dps.engine.state.op_views import AgeOp, DeleteOp
-from dps.engine.state.ops import DELETE, EVICTED, EXPIRED
+from dps.engine.state.ops import DELETE, EVICTED, EXPIRED, Op
 from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 from dps.engine.wire.protocols import RoleEndpoint
@@ -85,20 +85,20 @@ class Forgetting:
 
     # -- budgets
 
-    def ways(self, table: ServerTable, rule: int, parts: Iterable[ReplicaPart]) -> list[Way]:
-        """In which shards rows have to go before an op of that rule; LimitError, if the op must not be carried out."""
+    def ways(self, table: ServerTable, ops: Iterable[tuple[Replica, Op]]) -> list[Way]:
+        """In which shards rows have to go before these ops; LimitError, if the ops must not be carried out."""
         found: list[Way] = []
-        if not table.spec.most_rows or rule == DELETE:
+        if not table.spec.most_rows:
             return found
-        for part in parts:
-            shard, keys = part.replica.shard, part.keys
-            if not isinstance(shard, KeyedShard) or keys is None:
+        for replica, op in ops:
+            shard, keys = replica.shard, op.keys
+            if not isinstance(shard, KeyedShard) or keys is None or op.rule == DELETE:
                 continue
-            count = must_go(shard, new_rows(shard, keys))
+            count = must_go(shard, new_rows(shard, keys, op.unborn))
             if count:
                 spared = distinct(keys)
                 self._check(table, shard, len(spared))
-                found.append(Way(table, part.replica, count, spared))
+                found.append(Way(table, replica, count, spared))
         return found
 
     def make_way(self, ways: Iterable[Way]) -> None:

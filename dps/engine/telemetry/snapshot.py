@@ -257,6 +257,9 @@ class HeldRows(msgspec.Struct, frozen=True):
     evicted: int = 0  # rows that went, because the budget was full, of the shards of which it is the primary
     expired: int = 0  # rows that went, because they were not used, of these shards
     refused: int = 0  # requests that the budget had no room for, since the server has the table
+    admitted: int = 0  # rows that were born after they had waited, of the shards of which it is the primary
+    dropped: int = 0  # values that were pushed to keys without a row, and changed nothing
+    waiting: int = 0  # keys that wait for their rows
 
 
 class ShardMove(msgspec.Struct, frozen=True):
