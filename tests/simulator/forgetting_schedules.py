@@ -73,11 +73,15 @@ def forget_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> Non
     )
     client = sim.client()
     values = dict(zip(range(KEYS), client.pull("a", range(KEYS)).tolist(), strict=True))
-    for server in sim._controller.servers.values():
+    reported, members = 0, sim._controller.membership.servers
+    for number, server in sim._controller.servers.items():
         for table in server.role.tables.values():
             for replica in table.replicas.values():
                 rows = len(replica.shard)
                 assert not spec.most_rows or rows <= spec.most_rows, f"{rows} rows, and room for {spec.most_rows}"
+            reported += sum(table.gone()) if number in members else 0
+    was = f"{reported} rows are said to have gone, and primaries have let {len(FORGOTTEN)} go"
+    assert reported <= len(FORGOTTEN) if sim.hit else reported == len(FORGOTTEN), was
     too_many = {key: value for key, value in values.items() if value > counts[key]}
     assert not too_many, f"rows have more pushes than there were: {too_many}, and {counts}"
     if not FORGOTTEN:
@@ -88,9 +92,9 @@ def check_forgetting(seed: int) -> str:
     """Run one schedule; its digest."""
     forget = Forgetting._forget
 
-    def counted(self: Forgetting, table: ServerTable, replica: Replica, keys: np.ndarray) -> None:
+    def counted(self: Forgetting, table: ServerTable, replica: Replica, keys: np.ndarray, why: int) -> None:
         FORGOTTEN.extend(keys.tolist())
-        forget(self, table, replica, keys)
+        forget(self, table, replica, keys, why)
 
     FORGOTTEN.clear()
     with mock.patch.object(ops, "MIN_SHARD_ROWS", 1), mock.patch.object(Forgetting, "_forget", counted):

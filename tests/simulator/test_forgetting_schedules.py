@@ -6,7 +6,7 @@ import pytest
 from forgetting_schedules import FORGOTTEN, check_forgetting
 from verdicts import assert_caught, problems
 
-from dps.engine.server import forgetting
+from dps.engine.server import changes, forgetting
 from dps.engine.server.changes import Changes
 from dps.engine.state import shard
 from dps.engine.state.transfer import Joining
@@ -38,6 +38,8 @@ WRONG = {
     "a moment begins at another place on each copy": (
         shard, "begin_moment", "moment_of(shard) + 1", "moment_of(shard) + 1 + id(shard) % 7",
     ),
+    "a copy does not count what has gone": (changes, "forget_header", "rows=op.rows", "rows=-1"),
+    "a joiner does not learn how many rows have gone": (Joining, "begin", '= meta["gone"]', "= 0, 0"),
     "a joiner does not learn how often keys were pushed": (
         Joining, "begin", "waiting)", "self._shard.admission.to_arrays())",
     ),

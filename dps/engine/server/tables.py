@@ -52,7 +52,7 @@ class ServerTable(TableState):
         self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
         self.dtype = np.dtype(spec.dtype)
         self._parts = Parts()
-        self.evicted = self.expired = self.refused = 0  # rows that went, and requests, since the table is here
+        self.refused = 0  # requests that the budget had no room for, since the table is here
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,
@@ -272,6 +272,11 @@ class ServerTable(TableState):
         rows = sum(len(replica.shard) for replica in self.replicas.values() if replica.primary)
         return rows, sum(replica.shard.nbytes for replica in self.replicas.values() if not replica.joining)
 
+    def gone(self) -> tuple[int, int]:
+        """Rows that were evicted and that expired, of the shards that this server is the primary of."""
+        shards = [replica.shard for replica in self.replicas.values() if replica.primary]
+        return sum(shard.evicted for shard in shards), sum(shard.expired for shard in shards)
+
     def held(self) -> HeldRows:
         """Rows, bytes, the shards that this server is the primary and the backup of, and bytes without rows."""
         rows, nbytes = self.size()
@@ -279,7 +284,7 @@ class ServerTable(TableState):
         for number, replica in sorted(self.replicas.items()):
             by_role[replica.primary].append(number)
         kept = sum(replica.shard.kept for replica in self.replicas.values() if not replica.joining)
-        gone = self.evicted, self.expired, self.refused
+        gone = *self.gone(), self.refused
         counted = [each.shard.admission for each in self.replicas.values() if each.primary and self.spec.life.admit]
         come = (sum(each.admitted for each in counted), sum(each.dropped for each in counted), sum(map(len, counted)))
         return HeldRows(rows, nbytes, by_role[True], by_role[False], kept, *gone, *come)

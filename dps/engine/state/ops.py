@@ -23,7 +23,22 @@ from dps.engine.state.partitioning import HashPartition, Partition, partition_fr
 from dps.engine.state.recipes import Description
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
+__all__ = [
+    "ADD",
+    "AGE",
+    "ASSIGN",
+    "CLOSE",
+    "CLOSING",
+    "DELETE",
+    "DROP",
+    "EVICTED",
+    "EXPIRED",
+    "FAILED",
+    "KEEP",
+    "NO_CLOCK",
+    "OLDER",
+    "PUSH",
+]
 __all__ += ["RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
 __all__ += ["html_renderers", "wants_finite"]
 
@@ -40,6 +55,7 @@ CLOSE, RETIRE, AGE = 5, 6, 7
 # because the run has failed (DROP) or because the user's optimizer has failed on the primary (FAILED).
 OLDER, KEEP, DROP, FAILED = 0, 1, 2, 3
 CLOSING = 2  # the `rows` of a SteppedOp; those of any other ROWS are 1 or less
+EVICTED, EXPIRED = -2, -3  # the `rows` of a DELETE by which a primary forgets rows: why they go
 NO_CLOCK = -1  # the clock of a client without a clock
 
 DTYPES = ("float32", "float64", "int64")

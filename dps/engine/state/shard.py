@@ -55,6 +55,8 @@ from dps.engine.state.ops import (
     ASSIGN,
     CLOSE,
     DELETE,
+    EVICTED,
+    EXPIRED,
     FAILED,
     KEEP,
     NO_CLOCK,
@@ -275,6 +277,7 @@ class Shard(CutShard):
         self.most_rows = spec.most_rows
         self.ages = Ages()
         self.ops_of_moment = 1  # until the first AGE
+        self.evicted = self.expired = 0  # rows that a primary has let go, of the shard and not of one copy
         self.admission = Admission(spec.life, spec.shards) if spec.life.admit else None
         self.admits = self.admission is not None
 
@@ -301,6 +304,9 @@ class Shard(CutShard):
             begin_moment(self, AgeOp.of(op))
         elif not self._taken_over(op):
             self.carry_out(self._admitted(op))
+        if op.rule == DELETE:
+            self.evicted += len(op.values) * (op.rows == EVICTED)
+            self.expired += len(op.values) * (op.rows == EXPIRED)
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:

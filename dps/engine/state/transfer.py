@@ -91,6 +91,7 @@ class Dump:
         meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
         if shard.record_at:
             meta["ages"] = ages_to_dict(shard)
+        meta["gone"] = [shard.evicted, shard.expired]
         meta["failure"] = None if shard.failure is None else str(shard.failure)
         waiting = [] if shard.admission is None else shard.admission.to_arrays()
         meta["waiting"] = len(waiting)
@@ -217,6 +218,7 @@ class Joining:
         self._shard.restore(meta["clock"], meta["version"], Ledger())
         if "ages" in meta:
             restore_ages(self._shard, meta["ages"])
+        self._shard.evicted, self._shard.expired = meta["gone"]
         if meta["failure"] is not None:
             self._shard.failure = FunctionError(meta["failure"])
         if isinstance(self._shard, KeyedShard):
@@ -270,6 +272,7 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
     sums = shard.sums
     parts: dict[str, object] = {"spec": shard.spec, "number": shard.number, "version": shard.version}
     parts |= {"ages": ages_to_dict(shard) if shard.record_at else None}
+    parts |= {"evicted": shard.evicted, "expired": shard.expired} if shard.spec.life.asks else {}
     parts |= {} if shard.admission is None else shard.admission.stored()
     parts |= {
         "clock": shard.clock,
