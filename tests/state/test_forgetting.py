@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import mutant
 
 import dps
 from dps.engine.core.shards.records import counts, moments, records_of, uses_of, versions
@@ -323,6 +324,27 @@ def test_an_index_of_a_budget_grows_where_rows_cannot_go():
     push(shard, range(10))
 
 
+def test_each_row_goes_once_while_copies_are_made():
+    """A pinned index keeps the keys of rows that went, grows, and has some keys twice: none of them is named twice."""
+    shard = shard_with(dim=1, max_bytes=60_000)
+    coldest, rng = Coldest(shard.spec.life), np.random.default_rng(3)
+    for turn in range(600):
+        keys = distinct(7919 * np.arange(25 * turn, 25 * turn + 25))
+        if rng.random() < 0.05:
+            (shard.unpin if shard.pins else shard.pin)()
+        rows = must_go(shard, new_rows(shard, keys))
+        if rows:
+            before = len(shard)
+            forget(shard, coldest.take(shard, rows, keys))
+            assert len(shard) == before - rows
+        push(shard, keys)
+        if rng.random() < 0.3:
+            coldest.prepare(shard, 200)
+        if shard.is_untidy:
+            shard.tidy()
+        assert len(shard) <= shard.most_rows
+
+
 # ---- What a table may ask
 
 
@@ -389,6 +411,13 @@ def test_wrong_choices_are_caught(wrong, test, monkeypatch):
     checked = test or functools.partial(test_hits_are_those_of_an_exact_cache, "lru", 3)
     with pytest.raises(AssertionError):
         checked()
+
+
+def test_wrong_a_row_that_goes_twice_is_caught(monkeypatch):
+    wrong = mutant(Coldest._chosen, " | is_among(keys, np.sort(found))", "")
+    monkeypatch.setattr(Coldest, "_chosen", wrong)
+    with pytest.raises(AssertionError):
+        test_each_row_goes_once_while_copies_are_made()
 
 
 def ages_of(shard: KeyedShard, rows: np.ndarray) -> np.ndarray:

@@ -189,7 +189,10 @@ class Coldest:
         return ended
 
     def _chosen(self, shard: KeyedShard, bins: Bins, count: int, spared: np.ndarray) -> np.ndarray:
-        """Keys of rows that are still as cold as when they were collected, from the coldest bin on."""
+        """Keys of rows that are still as cold as when they were collected, from the coldest bin on, each once.
+
+        While rows may not go from the index (a copy is being made), the index grows, so the hand finds some keys twice.
+        """
         found = NO_KEYS
         while len(found) < count and bins.left:
             keys, ranks = bins.take(count - len(found))
@@ -200,8 +203,9 @@ class Coldest:
                 assert shard.vacant is not None
                 there[there] = shard.vacant[rows[there]] == 0
             keys, rows, ranks = keys[there], rows[there], ranks[there]
-            keys = keys[self._ranks(shard, rows) <= ranks]
-            found = np.concatenate([found, keys[~is_among(keys, spared)]])
+            keys = distinct(keys[self._ranks(shard, rows) <= ranks])
+            others = is_among(keys, spared) | is_among(keys, np.sort(found))
+            found = np.concatenate([found, keys[~others]])
         return found
 
 
