@@ -23,7 +23,7 @@ from dps.errors import DPSError, InputError, InputTypeError, UnknownTableError, 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["WordTable", "counts_of"]
+__all__ = ["WordBatch", "WordTable", "counts_of"]
 
 BATCH = 1 << 14  # words that are looked up, or given ids, by one request
 MAX_PROBES = 64  # keys that a word may find taken by other words. By chance, that does not happen once
@@ -47,6 +47,7 @@ class Calls(Protocol):
     def spec_of(self, table: str) -> TableSpec: ...
     def pull(self, table: str, keys: Any) -> Any: ...
     def call_for_itself(self, function: Function, table: str, keys: np.ndarray, **arguments: object) -> object: ...
+    def forget_routes(self) -> None: ...
 
 
 class Counter(Protocol):
@@ -143,7 +144,7 @@ class WordTable:
         assigns = assign and self.assigns and not self._calls.rehearses
         found = np.empty(len(given), np.int64)
         starts = range(0, len(given), BATCH)
-        batches = [_Batch(self, layout, given[start : start + BATCH], start) for start in starts]  # which checks all
+        batches = [WordBatch(self, layout, given[start : start + BATCH], start) for start in starts]  # which checks all
         for start, batch in zip(starts, batches, strict=True):
             batch.look_up(found[start : start + BATCH], assigns)
         return found.reshape(given.shape)
@@ -224,6 +225,7 @@ class WordTable:
         as_bytes : bool
             As in :meth:`words`.
         """
+        self._next_numbers()  # because a pull by keys finds a table that was restored, and a pull of a range does not
         layout = WordLayout.of(self._calls.spec_of(self.name))
         for lane in range(layout.lanes):
             keys, rows = self._calls.pull(self.name, layout.range_of_ids(lane))
@@ -269,10 +271,13 @@ class WordTable:
 
     def assign(self, keys: np.ndarray, at: np.ndarray, rows: np.ndarray) -> None:
         """Have the servers give ids to the words of some rows, whose keys are `at`."""
-        self._calls.call_for_itself(assign_words, self.name, keys, at=at, words=rows)
+        try:
+            self._calls.call_for_itself(assign_words, self.name, keys, at=at, words=rows)
+        except UnknownTableError:  # the table was restored since it was looked at; the next look says if it is gone
+            self._calls.forget_routes()
 
 
-class _Batch:
+class WordBatch:
     """Some words on their way to ids."""
 
     def __init__(self, table: WordTable, layout: WordLayout, words: list[Any], first: int):

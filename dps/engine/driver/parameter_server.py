@@ -50,7 +50,7 @@ from dps.engine.state.initializers import Initializer
 from dps.engine.state.life import Expiry, life_of
 from dps.engine.state.names import check_name, table_name
 from dps.engine.state.ops import TableSpec, wants_finite
-from dps.engine.state.optimizers import Assign, Optimizer
+from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition, partition_of
 from dps.engine.telemetry.snapshot import Status
 from dps.engine.training import data as user_data
@@ -443,9 +443,7 @@ class ParameterServer:
             lanes or (found.lanes if found else DEFAULT_LANES), width or (found.width if found else DEFAULT_WIDTH)
         )
         if found is None:
-            shards = None if wanted.lanes > 1 else 1
-            placed, put = wanted.partition, Assign()
-            self.table(name, wanted.dim, dtype="int64", optimizer=put, partition=placed, copies=copies, shards=shards)
+            self.table(name, **wanted.of_table, shards=None if wanted.lanes > 1 else 1, copies=copies, exist_ok=True)
         elif found != wanted:
             raise NameInUseError(
                 f"vocabulary {name!r} has lanes={found.lanes} and width={found.width}, not lanes={wanted.lanes} and "

@@ -21,13 +21,14 @@ whether a call is repeated, or comes twice, or loses a race makes no difference.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dps.engine.functions.definition import function
 from dps.engine.functions.rows import Rows
 from dps.engine.state.ops import TableSpec
+from dps.engine.state.optimizers import Assign
 from dps.engine.state.partitioning import HashPartition, Partition, RangePartition
 from dps.errors import InputError
 
@@ -90,6 +91,11 @@ class WordLayout(NamedTuple):
         if not self.bits:
             return HashPartition()
         return RangePartition([(lane << (64 - self.bits)) - (1 << 63) for lane in range(1, self.lanes)])
+
+    @property
+    def of_table(self) -> dict[str, Any]:
+        """What the table is made with."""
+        return {"dim": self.dim, "dtype": "int64", "optimizer": Assign(), "partition": self.partition}
 
     def lanes_of(self, keys: np.ndarray) -> np.ndarray:
         """The lanes of keys, int64."""
