@@ -1,4 +1,4 @@
-"""Words and ids: the compiled loops and the rules beside plain Python, and a dict as the oracle of all calls."""
+"""Words and ids: a dict as the oracle of all calls, keys that collide, clients that race."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from function_shards import Shards
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from word_schedules import few_keys
@@ -20,70 +20,15 @@ from word_schedules import few_keys
 import dps
 from dps.engine.client.word_table import BATCH, WordTable
 from dps.engine.core import texts
-from dps.engine.core.grouping import mix
 from dps.engine.functions.words import WordLayout, assign_words
 from dps.engine.state.ops import ASSIGN, TableSpec
 from dps.errors import DPSError, InputError, InputTypeError, NameInUseError, UnknownTableError
-
-TEXTS = st.lists(st.one_of(st.text(max_size=6), st.binary(max_size=12)), max_size=20)
-
 
 def as_bytes(word: str | bytes) -> bytes:
     return word.encode() if isinstance(word, str) else word
 
 
-def utf8(words: list) -> list:
-    """Without lone surrogates."""
-    return [word for word in words if isinstance(word, bytes) or word.encode("utf-8", "ignore").decode() == word]
-
-
-# ---- loops and rules
-
-
-@given(TEXTS)
-def test_texts_are_joined_packed_matched_and_split(words) -> None:
-    words = utf8(words)
-    octets, ends = texts.join(words)
-    plain = list(map(as_bytes, words))
-    assert [octets[a:b].tobytes() for a, b in zip(ends[:-1], ends[1:], strict=True)] == plain
-    which = np.arange(len(words))[::-1].copy()
-    rows = np.empty((len(words), 3), np.int64)
-    too_long = texts.pack(octets, ends, which, rows)
-    assert too_long == next((n for n in which if len(plain[n]) > 16), -1)
-    if too_long >= 0 or not words:
-        return
-    rows[:, 0] += np.arange(1, len(words) + 1) << 8  # ids 0, 1, ...
-    assert texts.split(rows, False) == plain[::-1]
-    ids, found = np.full(len(words), -1), np.empty(len(words), np.uint8)
-    texts.match(rows, octets, ends, which, ids, found)
-    assert ids.tolist() == which.tolist(), "in the reverse order"
-    assert (found == 1).all()
-    texts.match(np.roll(rows, 1, axis=0).copy(), octets, ends, which, ids, found)
-    assert found.tolist() == [1 if one == other else 2 for one, other in zip(plain, plain[1:] + plain[:1], strict=True)][
-        ::-1
-    ]
-    texts.match(np.zeros_like(rows), octets, ends, which, ids, found)
-    assert not found.any()
-
-
-def plain_hash(word: bytes, seed: int) -> int:
-    h = mix(seed + len(word))
-    for start in range(0, len(word), 8):
-        h = mix(h ^ int.from_bytes(word[start : start + 8], "little"))
-    return h
-
-
-@given(TEXTS, st.integers(0, 10), st.integers(0, 3))
-def test_keys_are_lanes_and_hashes(words, bits, probe) -> None:
-    words = utf8(words)
-    keys = np.empty(len(words), np.int64)
-    texts.keys_of(*texts.join(words), np.arange(len(words)), bits, probe, keys)
-    for word, key in zip(map(as_bytes, words), keys.tolist(), strict=True):
-        high = plain_hash(word, 0) >> (64 - bits) << (64 - bits)
-        low = plain_hash(word, probe) & ((1 << (63 - bits)) - 1)
-        assert key == (high | low) - (1 << 63)
-    layout = WordLayout(bits, 2)
-    assert layout.lanes_of(keys).tolist() == [plain_hash(as_bytes(word), 0) >> (64 - bits) for word in words]
+# ---- rules
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 64, 1024])

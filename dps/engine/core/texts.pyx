@@ -24,7 +24,7 @@ cdef extern from "text.h" nogil:
     uint64_t dps_hash_text(const uint8_t *text, int64_t length, const uint8_t *end, uint64_t seed)
 
 
-cdef extern from "Python.h":
+cdef extern from *:
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
 

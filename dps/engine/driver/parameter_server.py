@@ -23,7 +23,7 @@ from dps.engine.client.client import Client
 from dps.engine.client.table import Table
 from dps.engine.client.ticket import Ticket
 from dps.engine.client.verbs import Keys, TableLike
-from dps.engine.client.word_table import WordTable, counts_of
+from dps.engine.client.word_table import WordTable
 from dps.engine.dashboard.notebook import (
     PATIENCE_SECONDS,
     NotebookStatus,
@@ -42,9 +42,9 @@ from dps.engine.driver.archive import (
 )
 from dps.engine.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.engine.driver.mapping import mapped
+from dps.engine.driver.vocabularies import make_vocabulary
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
-from dps.engine.functions.words import WordLayout
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
 from dps.engine.state.life import Expiry, life_of
@@ -65,7 +65,6 @@ from dps.errors import ClosedError, DPSError, InputError, NameInUseError, Unknow
 __all__ = ["ParameterServer"]
 
 MAX_SERVERS = 1024
-DEFAULT_LANES, DEFAULT_WIDTH = 32, 56  # of a vocabulary
 # Shortest time between two looks at the load.
 MIN_INTERVAL_SECONDS = 0.01
 
@@ -437,20 +436,7 @@ class ParameterServer:
         (array([0, 1, 2, 0, 1]), array([2, 2, 1]))
         >>> cluster.close()
         """
-        there = self._connection.describe().tables.get(name)
-        found = None if there is None else WordLayout.of(TableSpec.from_dict(there.spec))
-        wanted = WordLayout.made(
-            lanes or (found.lanes if found else DEFAULT_LANES), width or (found.width if found else DEFAULT_WIDTH)
-        )
-        if found is None:
-            self.table(name, **wanted.of_table, shards=None if wanted.lanes > 1 else 1, copies=copies, exist_ok=True)
-        elif found != wanted:
-            raise NameInUseError(
-                f"vocabulary {name!r} has lanes={found.lanes} and width={found.width}, not lanes={wanted.lanes} and "
-                f"width={wanted.width}: leave them out, or take another name"
-            )
-        if counts:
-            self.table(counts_of(name), dtype="int64", copies=copies, exist_ok=True)
+        make_vocabulary(self.tables(), self.table, name, width, lanes, counts, copies)
         return self._connection.client().vocabulary(name)
 
     def drop_table(self, table: TableLike) -> None:
