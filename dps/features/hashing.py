@@ -375,7 +375,9 @@ class _Ids:
 
     def of_column(self, name: Hashable, values: Iterable[object]) -> np.ndarray:
         if "=" in str(name):
-            raise InputError(f"column {name!r}: words of a vocabulary are column=value, so rename the column, without =")
+            raise InputError(
+                f"column {name!r}: words of a vocabulary are column=value, so rename the column, without ="
+            )
         listed = _values_of(values)
         _hash_column(name, listed, 0)  # which refuses what is no text
         words = [str(name) if _is_missing(value) else f"{name}={_text_of(value)}" for value in listed]

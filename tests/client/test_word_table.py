@@ -24,6 +24,7 @@ from dps.engine.functions.words import WordLayout, assign_words
 from dps.engine.state.ops import ASSIGN, TableSpec
 from dps.errors import DPSError, InputError, InputTypeError, NameInUseError, UnknownTableError
 
+
 def as_bytes(word: str | bytes) -> bytes:
     return word.encode() if isinstance(word, str) else word
 
@@ -276,7 +277,11 @@ def test_clients_that_race_get_the_same_ids(ps) -> None:
     for thread in threads:
         thread.join()
     assert all(each == found[0] for each in found)
-    ids = {word: number for batch, ids in zip(given_, found[0], strict=True) for word, number in zip(batch, ids, strict=True)}
+    ids = {
+        word: number
+        for batch, ids in zip(given_, found[0], strict=True)
+        for word, number in zip(batch, ids, strict=True)
+    }
     assert len(set(ids.values())) == len(ids) == len(ps.vocabulary("raced"))
 
 
@@ -317,7 +322,7 @@ def test_a_vocabulary_is_made_once(ps) -> None:
         with pytest.raises(InputError, match="table 'other' is no vocabulary"):
             name.vocabulary("other")
     for wrong in ({"lanes": 3}, {"lanes": 2048}, {"width": 12}, {"width": 256}, {"width": True}):
-        with pytest.raises(InputError, match="lanes is a power of two|width is the bytes"):
+        with pytest.raises(InputError, match=r"lanes is a power of two|width is the bytes"):
             ps.vocabulary("new", **wrong)
     with pytest.raises(UnknownTableError):
         ps.client().vocabulary("none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_texts_are_joined_packed_matched_and_split(words) -> None:
     words = utf8(words)
     octets, ends = texts.join(words)
     plain = list(map(as_bytes, words))
-    assert [octets[a:b].tobytes() for a, b in zip(ends[:-1], ends[1:], strict=True)] == plain
+    assert [octets[a:b].tobytes() for a, b in itertools.pairwise(ends)] == plain
     which = np.arange(len(words))[::-1].copy()
     rows = np.full((len(words), 3), -1)
     too_long = texts.pack(octets, ends, which, rows)
@@ -48,9 +49,10 @@ def test_texts_are_joined_packed_matched_and_split(words) -> None:
     assert ids.tolist() == which.tolist(), "in the reverse order"
     assert (found == 1).all()
     texts.match(np.roll(rows, 1, axis=0).copy(), octets, ends, which, ids, found)
-    assert found.tolist() == [1 if one == other else 2 for one, other in zip(plain, plain[1:] + plain[:1], strict=True)][
-        ::-1
-    ]
+    assert (
+        found.tolist()
+        == [1 if one == other else 2 for one, other in zip(plain, plain[1:] + plain[:1], strict=True)][::-1]
+    )
     texts.match(np.zeros_like(rows), octets, ends, which, ids, found)
     assert not found.any()
 
@@ -91,7 +93,7 @@ def test_what_lies_outside_is_refused() -> None:
         texts.pack(octets, ends, np.array([0]), np.empty((1, 40), np.int64))
     with pytest.raises(ValueError, match="a word of 9 bytes in a row that has 8"):
         texts.split(np.array([[1 << 8 | 9, 0]]), False)
-    with pytest.raises(TypeError, match="^int$"):
+    with pytest.raises(TypeError, match=r"^int$"):
         texts.join(["a", 1])
 
 

@@ -461,5 +461,5 @@ def test_what_a_vocabulary_does_not_take_is_refused():
         with pytest.raises(InputError, match=said):
             hash_columns(*arguments, vocabulary=words)
     for wrong in (np.arange(3), pd.Series([1.5]), [["a"]]):
-        with pytest.raises(InputTypeError, match="column 'a'|must be text"):
+        with pytest.raises(InputTypeError, match=r"column 'a'|must be text"):
             hash_columns({"a": wrong}, vocabulary=words)

@@ -148,7 +148,9 @@ def test_features_are_numbered_by_a_vocabulary(by_field):
         X = encode_frame(frame, bits=4, by_field=by_field, vocabulary=words)
         fields = 2 if by_field else 1
         assert X.shape == (3, 16 * fields)
-        made = {(row, words.words([column // fields])[0]): X[row, column] for row, column in zip(*X.nonzero(), strict=True)}
+        made = {
+            (row, words.words([column // fields])[0]): X[row, column] for row, column in zip(*X.nonzero(), strict=True)
+        }
         assert made == {
             (0, "city=Oslo"): 1, (1, "city=Rome"): 1, (2, "city=Oslo"): 1,
             (0, "age"): 2, (1, "age is missing"): 1, (2, "age"): 3,

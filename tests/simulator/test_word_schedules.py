@@ -6,7 +6,6 @@ import pytest
 from verdicts import assert_caught, problems
 from word_schedules import check_words
 
-
 from dps.engine.client.client import Client
 from dps.engine.client.word_table import WordBatch
 from dps.engine.functions.words import assign_words
@@ -18,7 +17,6 @@ SCHEDULES = 60
 @pytest.mark.parametrize("part", range(4))
 def test_no_schedule_gives_a_word_two_ids_or_two_words_one(part):
     assert not problems(check_words, SCHEDULES, part, parts=4)
-
 
 
 WRONG = {

@@ -28,7 +28,7 @@ from dps.engine.core import texts
 from dps.engine.functions.words import WordLayout
 from dps.testing import Simulation
 
-__all__ = ["WORDS", "check_words", "check_table", "few_keys", "make_vocabulary"]
+__all__ = ["WORDS", "check_table", "check_words", "few_keys", "make_vocabulary"]
 
 WORDS = [*(f"w{n}" for n in range(36)), "", "ß" * 4, b"\xff\x00", b"\xff"]
 LAYOUT = WordLayout.made(lanes=4, width=8)
@@ -54,7 +54,7 @@ def as_bytes(word: str | bytes) -> bytes:
 def check_table(words: WordTable, client: Any) -> dict[bytes, int]:
     """Both ways agree and the counters have counted them; the id of each word."""
     of_id = dict(words.items(as_bytes=True))
-    keys, rows = client.pull("words", slice(None))
+    _, rows = client.pull("words", slice(None))
     numbered = collections.Counter(number % LAYOUT.lanes for number in of_id)
     for lane, count in numbered.items():
         assert sorted(number for number in of_id if number % LAYOUT.lanes == lane) == [

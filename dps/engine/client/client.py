@@ -369,9 +369,7 @@ class Client(Verbs):
             session.meter.begin(session.now())
             with self._as_task() if function.changes else NOTHING:
                 try:
-                    return self._functions.call(
-                        function, name_of(table), keys, arguments, self.rehearses, self.replays
-                    )
+                    return self._functions.call(function, name_of(table), keys, arguments, self.rehearses, self.replays)
                 finally:
                     session.meter.lap("push" if function.changes else "pull", session.now())
 

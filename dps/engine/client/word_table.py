@@ -252,7 +252,9 @@ class WordTable:
         try:
             return texts.split(rows, not as_bytes)
         except UnicodeDecodeError as error:
-            raise InputError(f"vocabulary {self.name!r} has a word that is no UTF-8 ({error}): ask as_bytes=True") from None
+            raise InputError(
+                f"vocabulary {self.name!r} has a word that is no UTF-8 ({error}): ask as_bytes=True"
+            ) from None
 
     def _check_counted(self) -> None:
         try:

@@ -221,9 +221,7 @@ class Rows:
         assert made.keys is not None  # because the table is keyed
         stays = ~np.isin(made.keys, keys)
         gone = None if made.deleted is None else made.deleted[~np.isin(made.deleted, keys)]
-        return Effect(
-            np.concatenate([made.keys[stays], keys]), 0, np.concatenate([made.rows[stays], rows]), gone
-        )
+        return Effect(np.concatenate([made.keys[stays], keys]), 0, np.concatenate([made.rows[stays], rows]), gone)
 
     def _effect_on_named(self) -> Effect | None:
         made = self._made()

@@ -60,7 +60,9 @@ class WordLayout(NamedTuple):
         if isinstance(lanes, bool) or not isinstance(lanes, int) or not 1 <= lanes <= MAX_LANES or lanes & (lanes - 1):
             raise InputError(f"lanes is a power of two from 1 to {MAX_LANES}, not {lanes!r}")
         if isinstance(width, bool) or not isinstance(width, int) or not 8 <= width <= MAX_WIDTH or width % 8:
-            raise InputError(f"width is the bytes of the longest word, a multiple of 8 up to {MAX_WIDTH}, not {width!r}")
+            raise InputError(
+                f"width is the bytes of the longest word, a multiple of 8 up to {MAX_WIDTH}, not {width!r}"
+            )
         return cls(lanes.bit_length() - 1, 1 + width // 8)
 
     @classmethod
@@ -90,7 +92,7 @@ class WordLayout(NamedTuple):
         """What keeps the rows of a lane together, and gives each shard as many lanes."""
         if not self.bits:
             return HashPartition()
-        return RangePartition([(lane << (64 - self.bits)) - (1 << 63) for lane in range(1, self.lanes)])
+        return RangePartition(tuple((lane << (64 - self.bits)) - (1 << 63) for lane in range(1, self.lanes)))
 
     @property
     def of_table(self) -> dict[str, Any]:

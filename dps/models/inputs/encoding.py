@@ -77,7 +77,8 @@ def encode_frame(
         raise InputError("the frame has no columns")
     place, value = (parts[0] if len(parts) == 1 else np.hstack(parts) for parts in (places, values))
     if vocabulary is not None:
-        place, value = np.maximum(place, 0), np.where(place < 0, np.float32(0), value)  # without unknown features
+        known = place >= 0
+        place, value = np.where(known, place, 0), np.where(known, value, np.float32(0))
     if by_field:
         place = place * fields + np.array([frame.columns.get_loc(column) for column in (*words, *numeric)], kind)
     there = value != 0
@@ -92,7 +93,9 @@ def _numbered(words: list[str], bits: int, vocabulary: dps.WordTable | None) -> 
         return dps.hash_strings(words) & ((1 << bits) - 1)
     ids = vocabulary.ids(words)
     if ids.max(initial=0) >= 1 << bits:
-        raise InputError(f"an id of the vocabulary is {ids.max()}, and bits={bits} takes ids below {1 << bits}: raise bits")
+        raise InputError(
+            f"an id of the vocabulary is {ids.max()}, and bits={bits} takes ids below {1 << bits}: raise bits"
+        )
     return ids
 
 
