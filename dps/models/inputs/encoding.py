@@ -77,7 +77,7 @@ def encode_frame(
         raise InputError("the frame has no columns")
     place, value = (parts[0] if len(parts) == 1 else np.hstack(parts) for parts in (places, values))
     if vocabulary is not None:
-        known = place >= 0
+        known = np.greater_equal(place, 0)
         place, value = np.where(known, place, 0), np.where(known, value, np.float32(0))
     if by_field:
         place = place * fields + np.array([frame.columns.get_loc(column) for column in (*words, *numeric)], kind)
