@@ -285,7 +285,7 @@ class Word2Vec(VectorModel):
             Sentences or settings from which no model can be trained. No table or server is left behind.
         """
         self.check()
-        text, counted = self._text(sentences), self._counted(vocabulary)
+        text, counted = self._text(sentences), self._counted(sentences, vocabulary)
         self.forget()
         try:
             return self._fit(text, self.epochs, counted)
@@ -302,15 +302,17 @@ class Word2Vec(VectorModel):
     ) -> Self:
         """Go on with the vectors, in `epochs` passes (by default 1) over these sentences; the words stay the same.
 
-        The first call counts the words, or takes those of a vocabulary, as `fit` does. Words that are new later are left
-        out.
+        The first call counts the words, or takes those of a vocabulary, as `fit` does. Words that are new later are
+        left out.
         """
         self.check()
         passes = 1 if epochs is None else epochs
         refuse_other("epochs", passes, Whole())
-        return self._fit(self._text(sentences), passes, self._counted(vocabulary))
+        return self._fit(self._text(sentences), passes, self._counted(sentences, vocabulary))
 
-    def _counted(self, words: dps.WordTable | None) -> Vocabulary | None:
+    def _counted(self, sentences: Sentences | RandomWalks, words: dps.WordTable | None) -> Vocabulary | None:
+        if words is not None and isinstance(sentences, RandomWalks):
+            raise InputError("the words of walks are vertices, and were counted with the walks: leave out vocabulary=")
         return None if words is None else counted_words(words, self.min_count)
 
     def _text(self, sentences: Sentences | RandomWalks) -> Text | RandomWalks:
