@@ -42,7 +42,7 @@ from dps.engine.driver.parameter_server import ParameterServer
 from dps.engine.functions.definition import Function, function
 from dps.engine.state.columns import Column
 from dps.engine.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
-from dps.engine.state.life import ExpireSmall, ExpireUnused
+from dps.engine.state.life import AdmitByCount, ExpireSmall, ExpireUnused
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
 from dps.engine.state.partitioning import BlockPartition, FieldPartition, HashPartition, RangePartition
@@ -65,6 +65,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Add",
+    "AdmitByCount",
     "Assign",
     "Batches",
     "BlockPartition",

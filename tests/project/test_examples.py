@@ -21,6 +21,7 @@ NAMES = [
     "kill_a_server",
     "knowledge_graph",
     "lbfgs_on_spark",
+    "online_clicks",
     "online_learning",
     "page_rank",
     "rare_features",
@@ -46,9 +47,9 @@ def run(tmp_path):
     """A function that runs an example in an empty folder and returns what it printed."""
     started = []
 
-    def run(name: str, env: dict[str, str] | None = None) -> str:
+    def run(name: str, env: dict[str, str] | None = None, arguments: tuple[str, ...] = ()) -> str:
         process = subprocess.Popen(
-            [sys.executable, EXAMPLES / f"{name}.py"],
+            [sys.executable, EXAMPLES / f"{name}.py", *arguments],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)} | (env or {}),
             stdout=subprocess.PIPE,
@@ -223,6 +224,21 @@ def test_online_learning_follows_the_change(run):
     before, after = numbers(line)
     assert before > 0.7
     assert after > 0.6
+
+
+def test_online_clicks_needs_a_fifth_of_the_memory_and_predicts_as_well(run):
+    lines = run("online_clicks", arguments=("--compare",)).splitlines()
+    bounded, unbounded = ([line for line in lines if f", {name}:" in line] for name in ("bounded", "unbounded"))
+    (*mine, loss), (*theirs, other) = ([numbers(line) for line in each] for each in (bounded, unbounded))
+    assert len(mine) == len(theirs) == 14
+    assert loss[0] < 1.005 * other[0] < 0.6
+    assert max(megabytes for _, megabytes in mine) <= 2 < theirs[-1][1] / 5
+    rows, evicted, expired = (
+        [int(re.findall(rf"(\d+) {what}", line)[0]) for line in bounded[:-1]] for what in ("rows", "evicted", "expired")
+    )
+    assert max(rows) < 55_000 < evicted[-1]
+    assert expired[-1] > 0
+    assert not any(re.search(r"[1-9]\d* (evicted|expired)", line) for line in unbounded)
 
 
 def test_word_vectors_brings_words_of_one_kind_together(run):

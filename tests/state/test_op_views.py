@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.engine.server.tables import control_header, control_op, op_of, rows_header
+from dps.engine.server.tables import control_header, control_op, forget_header, op_of, rows_header
 from dps.engine.state import op_views
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
-from dps.engine.state.ops import AGE, CLOSE, DELETE, DROP, FAILED, KEEP, OLDER, RETIRE, ROWS, Op
+from dps.engine.state.ops import AGE, CLOSE, DELETE, DROP, EVICTED, EXPIRED, FAILED, KEEP, OLDER, RETIRE, ROWS, Op
 from dps.engine.wire.headers import AgeRows, CloseSums, RetireOrigins
 
 KEYS, AFTER = np.array([5, 9], np.int64), np.ones((2, 3), np.float32)
@@ -23,6 +23,7 @@ FIELDS = [  # an example of each view, and the fields of its op that are written
     (DeleteOp(KEYS, 0, 2, 4, 2), {"rule": DELETE, "keys": KEYS, "start": 0, "clock": 4, "parties": 2, "rows": -1}),
     (DeleteOp(None, 6, 2, 4, 2), {"rule": DELETE, "keys": None, "start": 6, "clock": 4, "parties": 2, "rows": -1}),
     (DeleteOp(KEYS, 0, 2, 4, 2, every=True), {"rule": DELETE, "keys": KEYS, "clock": 4, "parties": 2, "rows": 1}),
+    (DeleteOp(KEYS, 0, 2, 4, 1, why=EXPIRED), {"rule": DELETE, "keys": KEYS, "clock": 4, "parties": 1, "rows": -3}),
     (SteppedOp(KEYS, 0, AFTER, 4, 2), {"rule": ROWS, "keys": KEYS, "start": 0, "clock": 4, "parties": 2, "rows": 2}),
 ]
 
@@ -69,10 +70,17 @@ def test_only_rows_that_end_a_clock_are_taken_for_these() -> None:
     assert not any(SteppedOp.matches(view.op()) for view, _ in FIELDS if not isinstance(view, SteppedOp))
 
 
+@pytest.mark.parametrize("why", [EVICTED, EXPIRED])
+def test_backups_read_why_rows_go(why: int) -> None:
+    sent = DeleteOp(KEYS, 0, 2, 4, 1, why=why).op()
+    assert op_of(forget_header(1, 0, sent))._replace(keys=sent.keys, values=sent.values) == sent
+
+
 WRONG = [
     (CloseOp, "op", "self.action", "0"),
     (RetireOp, "of", "op.parties", "1"),
     (DeleteOp, "op", "if self.every", "if not self.every"),
+    (DeleteOp, "op", "self.why", "NOT_SAID"),
     (SteppedOp, "op", ", rows=CLOSING", ""),
 ]
 

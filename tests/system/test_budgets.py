@@ -6,9 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from blocks import blocks
+from copies import gone, wait_until_copies_are_equal
 from kills import pids_of
 from servers import wait_until
 
@@ -97,6 +101,39 @@ def test_a_restored_table_knows_how_old_its_rows_are(ps: dps.ParameterServer, tm
     assert w.pull(range(25)).tolist() == [2] * 25
 
 
+TUTORIAL = Path(__file__).parents[2] / "docs/row_life.md"
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_the_tutorial_stays_within_its_gigabyte() -> None:
+    """The model of the tutorial learns from more features than its gigabyte has room for, in a process of a server."""
+    code = [block.code for block in blocks(TUTORIAL.read_text()) if block.language == "python"]
+    (made,) = [each for each in code if 'max_bytes="1 GiB"' in each]
+    with dps.LocalCluster(servers=1, trainers=1) as cluster, dps.ParameterServer(cluster, servers=1) as ps:
+        page = {"ps": ps}
+        for each in (*code[:2], made):  # the stream, the model, and the table
+            exec(each, page)
+        table, budget = page["clicks"], 1 << 30
+        full = table.spec.shards * table.spec.most_rows
+        server = psutil.Process(pids_of(ps)[0][0])
+        before, largest, least, losses, seen = server.memory_info().rss, 0, 1.0, [], 0
+        for number in range(int(1.1 * full) // 100_000):
+            losses.append(page["learn"](table, *page["batch"](number // 20, rows=100_000)))
+            seen += 100_000
+            largest = max(largest, server.memory_info().rss - before)
+            if seen > 1.03 * full:
+                least = min(least, len(table) / full)
+        print(f"largest {largest / budget:.3f} of the budget, least rows {least:.3f} of those that fit")
+        assert largest <= 1.02 * budget
+        assert least >= 0.98
+        (found,) = held(ps, table)
+        assert found.bytes <= budget
+        assert found.evicted >= seen - full
+        assert np.mean(losses[-20:]) < np.mean(losses[:20])
+
+
 def is_whole(ps: dps.ParameterServer, without: int) -> bool:
     """Whether each shard has two copies again, none of them on that server."""
     return all(len(chain) == 2 and without not in chain for chain in ps.status().tables["w"].chains)
@@ -122,3 +159,31 @@ def test_no_budget_is_exceeded_and_no_push_counts_twice_while_servers_are_killed
         keys, values = w.pull(slice(None))
         assert len(keys) <= 4 * w.spec.most_rows
         assert set(values[keys >= 1 << 40].tolist()) == {1}
+        wait_until_copies_are_equal(ps, "w")
+        evicted, expired = gone(ps, "w")
+        assert evicted == len(hot) + 500 * turns - len(keys), "each row that went is reported, also by another primary"
+        assert expired == 0
+
+
+@pytest.mark.processes
+def test_each_push_counts_once_towards_an_admission_while_servers_are_killed() -> None:
+    """With two copies: a row is born at the fifth push of its key, whichever server counted the pushes before."""
+    with (
+        dps.LocalCluster(servers=3, trainers=1) as cluster,
+        dps.ParameterServer(cluster, servers=3, copies=2) as ps,
+    ):
+        w = ps.table("w", dtype="int64", admit=dps.AdmitByCount(5), shards=4)
+        often, rare, once = np.arange(200), np.arange(1000, 1200), np.arange(1 << 40, (1 << 40) + 12 * 500)
+        for turn in range(12):
+            keys = np.concatenate([often, rare[: 200 if turn < 4 else 0], once[500 * turn : 500 * (turn + 1)]])
+            w.push(keys, np.ones(len(keys), np.int64))
+            if turn in (2, 8):
+                os.kill(pids_of(ps)[0][0], signal.SIGKILL)
+                wait_until(lambda: all(len(chain) == 2 for chain in ps.status().tables["w"].chains))
+        assert w.pull(often).tolist() == [12 - 4] * 200
+        values, born = w.pull(np.concatenate([rare, once]), born=True)
+        assert not born.any()
+        assert not values.any()
+        w.push(rare, np.ones(200, np.int64))
+        assert w.pull(rare).tolist() == [1] * 200
+        assert len(w) == 400

@@ -28,7 +28,7 @@ BITS = [1 << bit for bit in range(8)]
 COMBINATIONS = range(256)  # all combinations of the flags that there are
 
 # The same as in docs/design/protocol.md, said in another way: what a frame without any right must not be.
-PULLS = {F.RANGE * a | F.CERTIFICATE * b for a in (0, 1) for b in (0, 1)}
+PULLS = {F.RANGE * a | flag for a in (0, 1) for flag in (0, F.CERTIFICATE, F.BORN)}
 RULES = (0, F.RULE_ADD, F.RULE_ASSIGN)
 PUSHES = {F.RANGE * a | rule | F.ANSWER * b for a in (0, 1) for rule in RULES for b in (0, 1)}
 REPLAYS = {F.REPLAYED | flags for flags in PUSHES}
@@ -36,6 +36,7 @@ PUSHES |= {F.RULE_DELETE, F.RULE_DELETE | F.RANGE}
 REPLICATES = PUSHES | {F.CONTROL, F.CONTROL | F.RULE_ADD, F.CONTROL | F.RULE_ASSIGN, F.RULE_ROWS, F.RULE_ROWS | F.RANGE}
 REPLICATES |= {F.RULE_ROWS | F.ANSWER, F.RULE_ROWS | F.RANGE | F.ANSWER}
 REPLICATES |= {F.RULE_ROWS | F.MORE, F.RULE_ROWS | F.RANGE | F.MORE}
+REPLICATES |= {F.MORE | rule | F.ANSWER * a for rule in (0, F.RULE_ADD, F.RULE_ROWS) for a in (0, 1)}
 FROM_TRAINERS = (F.ROUTE, F.JOIN, F.TICK, F.COLLECT, F.LEAVE, F.RESERVE, F.PEEK, F.LEASE, F.ORIGIN)
 FROM_SERVERS = (F.SERVE, F.BEAT, F.CAUGHT_UP, F.STEPPED_DOWN, F.SUSPECT, F.FAILED)
 MAY = {
@@ -79,7 +80,7 @@ def test_a_refusal_names_roles_and_flags() -> None:
 
     with pytest.raises(ProtocolError, match=r"kind 19 from a client: it is taken from a server only"):
         handlers[F.REPLICATE](Peer, Header(F.REPLICATE), memoryview(b""))
-    with pytest.raises(ProtocolError, match=r"kind 16 has flags 32: from a client .* with flags 0, 1, 16, 17 only"):
+    with pytest.raises(ProtocolError, match=r"kind 16 has flags 32: from a client .* flags 0, 1, 8, 9, 16, 17 only"):
         handlers[F.PULL](Peer, Header(F.PULL, F.CONTROL), memoryview(b""))
 
 

@@ -190,6 +190,8 @@ def fill(shard: DenseShard | KeyedShard, saved: SavedShard, origins: Origins = U
     shard.restore(clock=int(saved.metadata.get("latest", 0)), version=0, ledger=ledger)
     if "ages" in saved.metadata:
         restore_ages(shard, saved.metadata["ages"])
+    if shard.admission is not None:
+        shard.admission.restore(saved.ledger)
 
 
 def fill_all(

@@ -27,7 +27,15 @@ from dps.engine.client.functions import FunctionCaller
 from dps.engine.client.inputs import as_key_range, as_keys, as_rows
 from dps.engine.client.origin import Origin
 from dps.engine.client.plain import DECLINED, PlainCalls
-from dps.engine.client.requests import Prepared, TableRoute, outs_of, prepared_deletion, prepared_pull, prepared_push
+from dps.engine.client.requests import (
+    Prepared,
+    TableRoute,
+    outs_of,
+    prepared_born,
+    prepared_deletion,
+    prepared_pull,
+    prepared_push,
+)
 from dps.engine.client.scans import RangeScan, Scans
 from dps.engine.client.session import ClientSession
 from dps.engine.client.table import Table, name_of, place_of, through
@@ -276,7 +284,9 @@ class Client(Verbs):
         return self._beside
 
     @implements(Verbs.pull)
-    def pull(self, table: object, keys: Keys = None, out: object = None) -> object:
+    def pull(self, table: object, keys: Keys = None, out: object = None, born: bool = False) -> object:
+        if born:
+            return self._pull(table, keys, out, born=True).result()
         if type(table) is str or isinstance(table, Table):
             with self.session.lock:
                 values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
@@ -288,8 +298,8 @@ class Client(Verbs):
         return self._pull(table, keys, out).result() if values is DECLINED else values
 
     @implements(Verbs.pull_async)
-    def pull_async(self, table: object, keys: Keys = None, out: object = None) -> object:
-        return self._pull(table, keys, out, keep=True)
+    def pull_async(self, table: object, keys: Keys = None, out: object = None, born: bool = False) -> object:
+        return self._pull(table, keys, out, keep=True, born=born)
 
     @implements(Verbs.pull_certified)
     def pull_certified(self, table: object, keys: Keys = None) -> object:
@@ -408,7 +418,7 @@ class Client(Verbs):
     # -- inside
 
     def _pull(
-        self, table: Any, keys: Keys, out: object, certified: bool = False, keep: bool = False
+        self, table: Any, keys: Keys, out: object, certified: bool = False, keep: bool = False, born: bool = False
     ) -> Pending[object]:
         """A pull on its way. With `keep`, the caller may change the keys before the answer is here."""
         several, session = isinstance(table, Mapping), self.session
@@ -421,7 +431,9 @@ class Client(Verbs):
                 route = session.ready(name)
                 terms, place = session.terms(route), outs.get(each) if several else out
                 check_no_out(column, place)
-                if isinstance(named, slice) and route.spec.keyed and column is None:
+                if born:
+                    asked.append(of_column(prepared_born(route, terms, session.acting, named, place), column, born))
+                elif isinstance(named, slice) and route.spec.keyed and column is None:
                     asked.append(prepared_scan(route.spec, named, place, certified))
                 else:
                     asked.append(
@@ -582,9 +594,13 @@ def in_column(route: TableRoute, keys: Keys, values: object, column: int, rule: 
     return flat, rows
 
 
-def of_column(call: Prepared, column: int | None) -> Prepared:
+def of_column(call: Prepared, column: int | None, born: bool = False) -> Prepared:
     if column is None:
         return call
+    if born:
+        raise InputError(
+            f"a sparse vector has an element for each key: pull table {call.route.spec.name!r} with born=True"
+        )
 
     def finish() -> np.ndarray:
         rows = call.finish()

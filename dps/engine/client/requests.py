@@ -8,6 +8,7 @@ an error says what is wrong.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,7 +27,8 @@ from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, encode_header
 from dps.errors import InputError
 
-__all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_deletion", "prepared_pull", "prepared_push"]
+__all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_born", "prepared_deletion", "prepared_pull"]
+__all__ += ["prepared_push"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
@@ -44,7 +46,10 @@ class TableRoute:
         self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
         kind, bits = np.dtype(spec.dtype).num, 0 if spec.rows else shard_bits(spec.shards)
         edges = [(first, end) for _, first, end in self.runs]
-        self.form = Form(spec.id, kind, spec.dim, spec.rows or 0, spec.shards, bits, spec.finite, edges, spec.cells)
+        self.form, self.wide_form = (
+            Form(spec.id, kind, dim, spec.rows or 0, spec.shards, bits, spec.finite, edges, spec.cells)
+            for dim in (spec.dim, spec.dim + 1)  # the rows of the table; and those with a column more: BORN
+        )
         self.terms: TableTerms | None = None  # once a call was made
 
 
@@ -64,6 +69,8 @@ class TableTerms:
         self.clocked = clocked
         self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED_KEYS)
         self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED_KEYS)
+        wide = route.wide_form, epoch, min(chunk, MOST_BYTES)
+        self.born = core.Terms(*wide, frames.PULL, frames.BORN, False, True, False, MOST_PULLED_KEYS)
         self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED_KEYS)
 
         def change(flags: int, answered: bool, merges: bool) -> core.Terms:
@@ -89,7 +96,7 @@ class Prepared(NamedTuple):
 
     route: TableRoute
     calls: tuple[core.Call, ...]  # one after the other
-    finish: Callable[[], np.ndarray | None]  # makes the result, once they are answered
+    finish: Callable[[], Any]  # makes the result, once they are answered: mostly an array, or None
 
 
 def prepared_pull(
@@ -104,6 +111,25 @@ def prepared_pull(
     answer = room_for(out, shape, route.spec)
     call = core.Call.of(agreed, origin, target, None, flat(answer, route.spec))
     return refuse(route, frames.PULL, origin, target) if call is None else into(answer, route, call)
+
+
+def prepared_born(route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object) -> Prepared:
+    """A pull that also tells which of the rows there are: its result is a pair of the values and a mask."""
+    spec = route.spec
+    if out is not None:
+        raise InputError(f"table {spec.name!r}: a pull with born=True makes new arrays: leave out= out")
+    sparse = split_sparse(spec.name, spec, keys)
+    target, shape = named(route, keys if sparse is None else sparse[0])
+    rows = empty((math.prod(shape), spec.dim + 1), spec.dtype)
+    call = core.Call.of(terms.born, origin, target, None, rows)
+    if call is None:
+        refuse(route, frames.PULL, origin, target)
+
+    def finish() -> tuple[np.ndarray, np.ndarray]:
+        call.finish()
+        return np.ascontiguousarray(rows[:, :-1]).reshape(row_shape(shape, spec)), (rows[:, -1] != 0).reshape(shape)
+
+    return Prepared(route, (call,), finish)
 
 
 def prepared_push(

@@ -7,7 +7,7 @@ without the table (`table.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dps.engine.client.ticket import Certificate, Pending
 from dps.engine.functions.definition import Function
 
-__all__ = ["Certified", "Changes", "Keys", "MergingVerbs", "Outs", "Pulls", "T", "TableLike", "Values", "Verbs"]
+__all__ = ["Born", "Certified", "Changes", "Keys", "MergingVerbs", "Outs", "Pulls", "T", "TableLike", "Values", "Verbs"]
 __all__ += ["implements"]
 
 
@@ -44,6 +44,7 @@ Pulls: TypeAlias = "Mapping[T, Keys]"
 Changes: TypeAlias = "Mapping[T, tuple[Keys, Values]]"
 Outs: TypeAlias = "Mapping[T, np.ndarray] | None"
 Certified: TypeAlias = tuple[np.ndarray, Certificate]
+Born: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -60,7 +61,17 @@ class Verbs:
     def pull(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> np.ndarray: ...
     @overload
     def pull(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> dict[T, np.ndarray]: ...
-    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None) -> object:
+    @overload
+    def pull(self, table: TableLike, keys: Keys = ..., *, born: Literal[True]) -> Born: ...
+    @overload
+    def pull(self, table: Pulls[T], keys: None = ..., *, born: Literal[True]) -> dict[T, Born]: ...
+    def pull(
+        self,
+        table: TableLike | Pulls[T],
+        keys: Keys = None,
+        out: np.ndarray | Outs[T] = None,
+        born: bool = False,
+    ) -> object:
         """Copy values of rows.
 
         Parameters
@@ -75,13 +86,16 @@ class Verbs:
             the key -3.
         out : ndarray, optional
             Where to put the values: table dtype, C-contiguous, of the shape returned; not for a slice of keys.
+        born : bool
+            Tell also which of the rows there are: not for a slice of keys, nor with `out`.
 
         Returns
         -------
         ndarray, tuple or dict
             Table dtype, ``keys.shape + (dim,)``; without the last axis where dim is 1. Rows of a keyed table to
             which no op has come read as their initial value. For a slice of keys a pair: the keys, int64 and ascending,
-            and their values. Of several tables, a dict with the keys of the mapping.
+            and their values. With `born` a pair: the values, and a bool for each key, which is True where the table has
+            the row. Of several tables, a dict with the keys of the mapping.
 
         Notes
         -----
@@ -116,20 +130,24 @@ class Verbs:
         ...         keys, values
         (array([-5,  7]), array([3., 1.], dtype=float32))
         """
-        return self._calls.pull(table, keys, out)
+        return self._calls.pull(table, keys, out, born) if born else self._calls.pull(table, keys, out)
 
     @overload
     def pull_async(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> Pending[np.ndarray]: ...
     @overload
     def pull_async(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> Pending[dict[T, np.ndarray]]: ...
+    @overload
+    def pull_async(self, table: TableLike, keys: Keys = ..., *, born: Literal[True]) -> Pending[Born]: ...
+    @overload
+    def pull_async(self, table: Pulls[T], keys: None = ..., *, born: Literal[True]) -> Pending[dict[T, Born]]: ...
     def pull_async(
-        self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None
+        self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None, born: bool = False
     ) -> Pending[object]:
         """As :meth:`pull`, but return at once: ``.result()`` waits for the values.
 
         At most `dps.limits.in-flight` calls are open; one more waits for the oldest.
         """
-        return self._calls.pull_async(table, keys, out)
+        return self._calls.pull_async(table, keys, out, born)
 
     @overload
     def pull_certified(self, table: TableLike, keys: Keys = ...) -> Certified: ...

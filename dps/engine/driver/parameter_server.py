@@ -47,7 +47,7 @@ from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
-from dps.engine.state.life import Expiry, life_of
+from dps.engine.state.life import AdmitByCount, Expiry, life_of
 from dps.engine.state.names import check_name, table_name
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
@@ -292,6 +292,7 @@ class ParameterServer:
         expire: Expiry | Sequence[Expiry] | None = None,
         max_bytes: int | str | None = None,
         evict: str | None = None,
+        admit: AdmitByCount | str | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -349,6 +350,9 @@ class ParameterServer:
             What happens when they are full. The rows go that were not used for longest (the default), that were used
             least often, or whose values have the smallest Euclidean norm; ``"refuse"`` refuses pushes of new keys. A
             row that went is as if it had never been: its next push begins anew.
+        admit : AdmitByCount or "never", optional
+            Which pushes make a row of a keyed table that is not there: :class:`dps.AdmitByCount`. ``"never"`` freezes
+            the set of rows: only `assign`, functions and a restore make rows. By default the first push does.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again.
@@ -378,7 +382,7 @@ class ParameterServer:
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         copies = self.copies if copies is None else copies
         spec = dataclasses.replace(spec, copies=copies, ack=ack, partition=placed)
-        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict))
+        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))

@@ -26,7 +26,7 @@ from dps.engine.server.tables import (
     rows_header,
 )
 from dps.engine.state.ops import CLOSE, DELETE, ROWS, Op
-from dps.engine.wire.frames import REPLAYED, RULE_ROWS, Header, encode_header
+from dps.engine.wire.frames import MORE, REPLAYED, RULE_ROWS, Header, encode_header
 from dps.errors import MovedError
 
 __all__ = ["Changes"]
@@ -69,7 +69,15 @@ class Changes:
                 rows = rows_after(request, ops, values)
                 if rows is not None:
                     header, values = header._replace(flags=header.flags | RULE_ROWS), rows
-                self._ops.forward(encode_header(header), fresh, request.keys, values, owed)
+                counted = {part.replica: op for part, op in zip(request.parts, ops, strict=True) if more_of(op)}
+                plain = [each for each in fresh if each[0].replica not in counted]
+                if plain:
+                    self._ops.forward(encode_header(header), plain, request.keys, values, owed)
+                head = encode_header(header._replace(flags=header.flags | MORE))
+                for part, version in fresh:  # a frame each, because what stands behind its values is of its keys alone
+                    if part.replica in counted:
+                        more = more_of(counted[part.replica])
+                        self._ops.forward(head, [(part, version)], request.keys, values, owed, more)
 
     def follow(
         self, header: Header, fresh: Applied, ops: list[Op], request: TableRequest, values: np.ndarray, owed: OwedAnswer

@@ -127,6 +127,7 @@ class CheckpointWriter:
 
         def write(replica: Replica, writing: Writing) -> FileRecord:
             cut = replica.shard.cut
+            waiting = {} if cut.admission is None else writing.wait(cut.admission.stored)
             return write_shard(
                 url,
                 name,
@@ -135,7 +136,7 @@ class CheckpointWriter:
                 cut.rows,
                 writing.pieces(cut),
                 increment=cut.changed_only,
-                ledger=writing.wait(cut.ledger.to_arrays, False) | {"removed": cut.removed},
+                ledger=writing.wait(cut.ledger.to_arrays, False) | {"removed": cut.removed} | waiting,
                 metadata={"latest": cut.latest, "clock": cut.clock} | writing.wait(stored_ages, replica.shard),
                 storage_options=storage_options,
             )

@@ -22,12 +22,12 @@ import numpy as np
 from dps.engine.core.requests.forwards import OwedAnswer
 from dps.engine.server.changes import Changes
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
-from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable
 from dps.engine.state.forgetting import Coldest, Expiring, must_go, new_rows
 from dps.engine.state.life import ExpireUnused, RowLife
 from dps.engine.state.op_views import AgeOp, DeleteOp
-from dps.engine.state.ops import DELETE
+from dps.engine.state.ops import DELETE, EVICTED, EXPIRED, Op
 from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 from dps.engine.wire.protocols import RoleEndpoint
@@ -85,20 +85,20 @@ class Forgetting:
 
     # -- budgets
 
-    def ways(self, table: ServerTable, rule: int, parts: Iterable[ReplicaPart]) -> list[Way]:
-        """In which shards rows have to go before an op of that rule; LimitError, if the op must not be carried out."""
+    def ways(self, table: ServerTable, ops: Iterable[tuple[Replica, Op]]) -> list[Way]:
+        """In which shards rows have to go before these ops; LimitError, if the ops must not be carried out."""
         found: list[Way] = []
-        if not table.spec.most_rows or rule == DELETE:
+        if not table.spec.most_rows:
             return found
-        for part in parts:
-            shard, keys = part.replica.shard, part.keys
-            if not isinstance(shard, KeyedShard) or keys is None:
+        for replica, op in ops:
+            shard, keys = replica.shard, op.keys
+            if not isinstance(shard, KeyedShard) or keys is None or op.rule == DELETE:
                 continue
-            count = must_go(shard, new_rows(shard, keys))
+            count = must_go(shard, new_rows(shard, keys, op.unborn))
             if count:
                 spared = distinct(keys)
                 self._check(table, shard, len(spared))
-                found.append(Way(table, part.replica, count, spared))
+                found.append(Way(table, replica, count, spared))
         return found
 
     def make_way(self, ways: Iterable[Way]) -> None:
@@ -106,7 +106,7 @@ class Forgetting:
         for table, replica, rows, spared in ways:
             chooser = self._chooser_of(replica)
             assert chooser.coldest is not None
-            if not table.evicted:
+            if not table.gone()[0]:
                 logger.warning(
                     "table %r has the %s bytes of max_bytes: from now on its rows go, by evict=%r",
                     table.spec.name,
@@ -114,8 +114,7 @@ class Forgetting:
                     table.spec.life.evict,
                 )
             keys = chooser.coldest.take(replica.shard, rows, spared)
-            self._forget(table, replica, keys)
-            table.evicted += len(keys)
+            self._forget(table, replica, keys, EVICTED)
 
     def _check(self, table: ServerTable, shard: KeyedShard, keys: int) -> None:
         """Refuse an op on so many keys, where none of the other rows may go, or where they do not suffice."""
@@ -176,8 +175,7 @@ class Forgetting:
     def _expire(self, table: ServerTable, replica: Replica, now: int) -> None:
         if self._may_decide(replica):
             keys = self._chooser_of(replica).expiring.piece(replica.shard, now, TURN_SLOTS)
-            self._forget(table, replica, keys)
-            table.expired += len(keys)
+            self._forget(table, replica, keys, EXPIRED)
 
     def _prepare(self, table: ServerTable, replica: Replica) -> None:
         coldest, shard = self._chooser_of(replica).coldest, replica.shard
@@ -186,8 +184,7 @@ class Forgetting:
             rows = must_go(shard, 0)  # because the end of a clock creates rows that no push has named
             if rows:
                 keys = coldest.take(shard, min(rows, TURN_SLOTS), np.empty(0, np.int64))
-                self._forget(table, replica, keys)
-                table.evicted += len(keys)
+                self._forget(table, replica, keys, EVICTED)
 
     # -- inside
 
@@ -197,9 +194,9 @@ class Forgetting:
         is_there = table is not None and table.replicas.get(replica.number) is replica and replica.serves
         return is_there and replica.hold is None and replica.shard.twin is None and self._owner.leads(replica)
 
-    def _forget(self, table: ServerTable, replica: Replica, keys: np.ndarray) -> None:
+    def _forget(self, table: ServerTable, replica: Replica, keys: np.ndarray, why: int) -> None:
         if len(keys):
-            op = DeleteOp(keys, 0, len(keys), replica.shard.clock, 1).op()
+            op = DeleteOp(keys, 0, len(keys), replica.shard.clock, 1, why=why).op()
             self._owner.changes.control(table, self._owner.epoch, [replica], op, OwedAnswer())
 
     def _chooser_of(self, replica: Replica) -> Chooser:

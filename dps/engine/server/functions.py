@@ -53,7 +53,7 @@ from dps.engine.server.changes import Changes
 from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.function_work import FunctionWork, Made, Repeated, failure
-from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import MAX_KEPT_RESULT_BYTES, MAX_MORE_BYTES, ServerTable
 from dps.engine.state.beside import MadeBeside, is_large
 from dps.engine.state.ops import NO_CLOCK, ROWS, Op, Selected
@@ -415,8 +415,6 @@ class FunctionCalls:
             replica.shard.reserve(len(made.rows))
             if made.deleted is not None:
                 replica.shard.reserve_deletion(gone)
-        parts = [ReplicaPart(replica, made.keys, 0, 0, len(made.rows)) for replica, made, _ in effects]
-        ways = self._owner.forgetting.ways(table, ROWS, parts)
         owed = OwedAnswer()
         kept: dict[bytes, np.ndarray] = {}  # results, which are often the same on all shards
         ops = []
@@ -425,7 +423,7 @@ class FunctionCalls:
             if keeps and result not in kept:
                 kept[result] = as_rows(result, table)
             ops.append((replica, op_of(header, made, kept[result] if keeps else None, replica)))
-        self._owner.forgetting.make_way(ways)
+        self._owner.forgetting.make_way(self._owner.forgetting.ways(table, ops))
         try:
             for replica, _ in ops:
                 replica.shard.made_beside = beside.get(replica)

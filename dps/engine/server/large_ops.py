@@ -82,7 +82,9 @@ class LargeOps:
                     return True
         if header.flags & frames.CONTROL:
             return self._close_first(table, connection, header, body)
-        if table.spec.most_rows or not is_large(*affected(table, header, body)):  # a copy would exceed a budget
+        if table.spec.most_rows or table.spec.life.admit:  # a copy would exceed a budget, or count keys twice
+            return False
+        if not is_large(*affected(table, header, body)):
             return False
         if len(body) <= COPIED_BYTES:
             body = memoryview(bytes(body))

@@ -75,7 +75,8 @@ class ReplicaPart(NamedTuple):
 
     def op(self, request: Op, values: np.ndarray) -> Op:
         _, keys, start, a, b = self
-        return request._replace(keys=keys, start=start, values=values[a:b])
+        unborn = None if request.unborn is None else request.unborn[a:b]
+        return request._replace(keys=keys, start=start, values=values[a:b], unborn=unborn)
 
 
 def new_replicas(spec: TableSpec, shards: Iterable[int]) -> list[Replica]:

@@ -47,7 +47,7 @@ from dps.engine.telemetry.reports import ServerReport
 from dps.engine.telemetry.server_meter import ServerMeter, TableMeter
 from dps.engine.telemetry.snapshot import ServerAnswer
 from dps.engine.wire import frames
-from dps.engine.wire.frames import Header, encode_header, unpack_arrays
+from dps.engine.wire.frames import BORN, Header, encode_header, unpack_arrays
 from dps.engine.wire.handshake import of_servers
 from dps.engine.wire.headers import DumpPiece, Scan
 from dps.engine.wire.messages import Placement, ShardPlace, Suspect
@@ -406,7 +406,10 @@ class ServerRole:
         if table.spec.aggregate is not None:
             for part in request.parts:
                 self.close_before(part.replica, header.clock)
-        table.answer(connection, header, request.parts)
+        if header.flags & BORN:
+            table.answer_born(connection, header, request.parts)
+        else:
+            table.answer(connection, header, request.parts)
         return table.meter, request.parts
 
     def _push(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
@@ -456,8 +459,8 @@ class ServerRole:
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
-        ways = self.forgetting.ways(table, op.rule, request.parts)
-        owed = OwedAnswer()
+        owed, replicas = OwedAnswer(), [part.replica for part in request.parts]
+        ways = self.forgetting.ways(table, zip(replicas, ops, strict=True))
         self.forgetting.make_way(ways)
         self.changes.push(header, ops, request, values, owed)
 

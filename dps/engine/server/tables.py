@@ -52,7 +52,7 @@ class ServerTable(TableState):
         self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
         self.dtype = np.dtype(spec.dtype)
         self._parts = Parts()
-        self.evicted = self.expired = self.refused = 0  # rows that went, and requests, since the table is here
+        self.refused = 0  # requests that the budget had no room for, since the table is here
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,
@@ -63,7 +63,7 @@ class ServerTable(TableState):
             replicated=spec.copies > 1,
             waits=spec.ack == "copies",
             kernel=spec.optimizer.kernel,
-            row_start=spec.row_start(),
+            row_start=spec.absent_start(),
             meter=TableMeter(spec.shards, spec.dim * spec.itemsize),
             cells=spec.cells,
         )
@@ -136,12 +136,15 @@ class ServerTable(TableState):
         return np.frombuffer(body, self.dtype, header.count * columns, used).reshape(header.count, columns)
 
     def with_more(self, op: Op, header: Header, body: memoryview, used: int) -> Op:
-        """The op of a function, with what :func:`more_of` has put behind its values."""
-        nbytes = header.count * (self.spec.dim + self.spec.slots) * self.dtype.itemsize
-        deleted, result = unpack_items(body[used + padded(nbytes) :])
+        """The op of the predecessor, with what :func:`more_of` has put behind its values."""
+        columns = self.spec.dim + (self.spec.slots if header.flags & frames.RULE_ROWS else 0)
+        deleted, result, unborn = unpack_items(body[used + padded(header.count * columns * self.dtype.itemsize) :])
+        if len(unborn) not in (0, header.count):
+            raise ProtocolError(f"{header.count} keys for table {self.spec.name!r}, and flags of {len(unborn)}")
         return op._replace(
             deleted=np.frombuffer(deleted, np.int64) if deleted else None,
             result=np.frombuffer(result, self.dtype).reshape(-1, 1) if result else None,
+            unborn=np.frombuffer(unborn, np.bool_) if unborn else None,
         )
 
     def check_copied(self, rows: int, what: str, more: int = 0) -> None:
@@ -226,6 +229,26 @@ class ServerTable(TableState):
         if certificate:
             connection.write(certificate)
 
+    def answer_born(self, connection: RoleConnection, header: Header, parts: list[ReplicaPart]) -> None:
+        """Send rows with one column more: whether the row is there."""
+        rows = np.ones((header.count, self.spec.dim + 1), self.dtype)
+        for replica, keys, start, first, last in parts:
+            values = np.empty((last - first, self.spec.dim), self.dtype)
+            if keys is None:
+                assert isinstance(replica.shard, DenseShard)
+                replica.shard.pull_range(start, values)
+            else:
+                replica.shard.pull(keys, values)
+                if isinstance(replica.shard, KeyedShard):
+                    rows[first:last, -1] = replica.shard.is_there(keys)
+            rows[first:last, :-1] = values
+        nbytes = padded(rows.nbytes)
+        buffer = connection.outgoing(HEADER_SIZE + nbytes)
+        head = Header(frames.OK, request=header.request, count=header.count, body=nbytes)
+        memoryview(buffer)[:HEADER_SIZE] = encode_header(head)
+        buffer[HEADER_SIZE : HEADER_SIZE + rows.nbytes] = rows.reshape(-1).view(np.uint8)
+        connection.write(memoryview(buffer))
+
     @staticmethod
     def _kept_answer(replica: Replica, op: Op, out: np.ndarray) -> bool:
         """Put the answer that an op was given first into `out`; False if the ledger has it no more."""
@@ -249,6 +272,11 @@ class ServerTable(TableState):
         rows = sum(len(replica.shard) for replica in self.replicas.values() if replica.primary)
         return rows, sum(replica.shard.nbytes for replica in self.replicas.values() if not replica.joining)
 
+    def gone(self) -> tuple[int, int]:
+        """Rows that were evicted and that expired, of the shards that this server is the primary of."""
+        shards = [replica.shard for replica in self.replicas.values() if replica.primary]
+        return sum(shard.evicted for shard in shards), sum(shard.expired for shard in shards)
+
     def held(self) -> HeldRows:
         """Rows, bytes, the shards that this server is the primary and the backup of, and bytes without rows."""
         rows, nbytes = self.size()
@@ -256,8 +284,10 @@ class ServerTable(TableState):
         for number, replica in sorted(self.replicas.items()):
             by_role[replica.primary].append(number)
         kept = sum(replica.shard.kept for replica in self.replicas.values() if not replica.joining)
-        gone = self.evicted, self.expired, self.refused
-        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept, *gone)
+        gone = *self.gone(), self.refused
+        counted = [each.shard.admission for each in self.replicas.values() if each.primary and self.spec.life.admit]
+        come = (sum(each.admitted for each in counted), sum(each.dropped for each in counted), sum(map(len, counted)))
+        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept, *gone, *come)
 
 
 def op_of(header: Header) -> Op:
@@ -283,18 +313,17 @@ def rows_after(request: TableRequest, ops: list[Op], values: np.ndarray) -> np.n
 
 
 def more_of(op: Op) -> tuple[bytes | memoryview, ...]:
-    """What stands behind the values of an op in a frame to the backups: the keys that go, and the result."""
-    if op.deleted is None and op.result is None:
-        return ()
-    return tuple(piece for array in (op.deleted, op.result) for piece in pack_array(array))
+    """What stands behind the values of an op in a frame to the backups: the keys that go, the result, and which keys
+    have no row."""
+    more = op.deleted, op.result, op.unborn
+    return () if all(array is None for array in more) else tuple(each for array in more for each in pack_array(array))
 
 
 def rows_header(table: int, shard: int, op: Op) -> Header:
     """The header of an op of rule ROWS, for the backups. Its `rows` say that the shard is meant also without rows."""
-    more = op.deleted is not None or op.result is not None
     return Header(
         frames.REPLICATE,
-        frames.RULE_ROWS | (frames.RANGE if op.keys is None else 0) | (frames.MORE if more else 0),
+        frames.RULE_ROWS | (frames.RANGE if op.keys is None else 0) | (frames.MORE if more_of(op) else 0),
         table=table,
         trainer=op.origin,
         attempt=op.attempt,

@@ -28,7 +28,7 @@ from dps.engine.simulation.trainers import SimJob, SimTrainers
 from dps.engine.simulation.world import Party, StuckError, Task, World
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
-from dps.engine.state.life import Expiry, life_of
+from dps.engine.state.life import AdmitByCount, Expiry, life_of
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition
@@ -160,6 +160,7 @@ class Simulation:
         expire: Expiry | Sequence[Expiry] | None = None,
         max_bytes: int | str | None = None,
         evict: str | None = None,
+        admit: AdmitByCount | str | None = None,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -171,7 +172,7 @@ class Simulation:
         made = (optimizer, init, aggregate, finite, shards)
         placed = HashPartition() if partition is None else partition
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
-        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict))
+        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit))
         return self._controller.create_table(spec, exist_ok)
 
     def client(self) -> SimClient:

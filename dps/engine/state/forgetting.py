@@ -248,8 +248,10 @@ def is_among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
     return found
 
 
-def new_rows(shard: KeyedShard, keys: np.ndarray) -> int:
-    """How many rows an op on these keys would create."""
+def new_rows(shard: KeyedShard, keys: np.ndarray, unborn: np.ndarray | None = None) -> int:
+    """How many rows an op on these keys would create; of `unborn` ones, those that are admitted."""
+    if unborn is not None and shard.admission is not None:
+        return len(shard.admission.most_born(keys[unborn]))
     rows = np.empty(len(keys), np.int64)
     missing = shard.index.find(keys, rows)
     if shard.vacancies:

@@ -7,15 +7,19 @@ rows that go are in `forgetting.py`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
+from dps.engine.core.shards.pending import LARGEST_SKETCHED, LARGEST_THRESHOLD
 from dps.engine.core.shards.records import RECORD_BYTES
-from dps.engine.state.recipes import Description, Recipe, converted, from_dict, is_number, number
+from dps.engine.state.recipes import Description, Recipe, converted, flag, from_dict, is_number, number
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["EVICT", "ExpireSmall", "ExpireUnused", "Expiry", "RowLife", "bytes_of", "life_of", "rows_within"]
+__all__ = ["EVICT", "NEVER", "AdmitByCount", "ExpireSmall", "ExpireUnused", "Expiry", "RowLife", "bytes_of", "life_of"]
+__all__ += ["bytes_within", "record_columns", "rows_within"]
 
 EVICT = ("lru", "lfu", "norm", "refuse")
+NEVER = "never"  # the admission of a table whose set of rows is frozen
 SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 SECONDS |= {"ms": 0.001, "d": 86400.0, "day": 86400.0, "w": 604800.0, "week": 604800.0}
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -23,6 +27,8 @@ BYTES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 SLOT_BYTES = 12 / 0.72  # of the index for a row: a slot, at the load of an index that has its size from the beginning
 FLAG_BYTES = 6  # of a row: whether it is vacant, and its share of what is kept of rows that may go
 MIN_SHARD_ROWS = 64  # of a shard: a smaller budget could not tell cold rows from others
+WAITING_BYTES = {False: 6.0, True: 2.5}  # of a key that waits for its row, by whether it is counted approximately
+MAX_WAITING = 1 << 24  # in a shard, because the counters of a shard travel to a new copy in one frame
 
 
 def _measured(value: object, label: str, units: dict[str, float] | dict[str, int], example: str) -> float:
@@ -133,6 +139,74 @@ class ExpireSmall(Expiry):
             raise InputError("ExpireSmall: after is None but must be a time, such as '1 day'")
 
 
+def _refused_as(value: object, label: str, default: object) -> str:
+    if value not in ("initial", "drop"):
+        raise InputError(f"{label} is {value!r} but must be 'initial' or 'drop'")
+    return str(value)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AdmitByCount(Recipe):
+    """A row of a keyed table is born at the n-th push of its key; the pushes before that change nothing.
+
+    Most keys of a stream come once or twice, and a model learns nothing of them. With this rule, which ``admit=`` of
+    :meth:`dps.ParameterServer.table` takes, such a key costs some bytes of a counter instead of a row. Counters are in
+    all copies of the table and in its checkpoints. `push` and `add` count; `assign` and functions on the servers make
+    rows whatever the count. A row that was deleted, or that went by itself, has to be admitted again.
+
+    Parameters
+    ----------
+    n : int
+        From 2 to 255; if `approximate`, to 15.
+    approximate : bool
+        Count in 2.5 bytes for each of `waiting` keys, and take some keys for others: of keys that came once, 3.7 % get
+        a row at n = 2, 0.4 % at n = 3, and fewer than 0.01 % at n = 5 (10 %, 1.7 % and 0.03 % when `waiting` keys have
+        been counted). Otherwise a key takes 6 bytes while it waits, and its count is exact.
+    refused : {"initial", "drop"}
+        What a pull gives for a key without a row: the row's initial value; or zeros, so that the key adds nothing to a
+        sum of rows. ``pull(..., born=True)`` tells such keys apart.
+    waiting : int
+        How many keys wait for their rows at most, in all shards together. Where there are more, all counts are halved,
+        bit by bit, and keys whose count was 1 are forgotten; so a key is admitted that comes n times within about as
+        many other keys.
+
+    Raises
+    ------
+    InputError
+        A number is not within its limits.
+
+    Examples
+    --------
+    >>> import dps
+    >>> dps.AdmitByCount(3)
+    AdmitByCount(n=3)
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     with dps.ParameterServer(cluster) as ps:
+    ...         w = ps.table("w", admit=dps.AdmitByCount(2))
+    ...         w.push([7, 8], 1.0)
+    ...         w.push([7], 1.0)
+    ...         w.pull([7, 8], born=True)
+    (array([1., 0.], dtype=float32), array([ True, False]))
+    """
+
+    n: int = number(least=2, most=LARGEST_THRESHOLD, whole=True)
+    approximate: bool = flag(False)
+    refused: str = converted("initial", _refused_as)
+    waiting: int = number(1 << 22, least=1, whole=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.approximate and self.n > LARGEST_SKETCHED:
+            raise InputError(
+                f"AdmitByCount: n is {self.n}, and approximate counts go to {LARGEST_SKETCHED}: leave approximate= out"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the counters may take."""
+        return int(self.waiting * WAITING_BYTES[self.approximate])
+
+
 @dataclasses.dataclass(frozen=True)
 class RowLife:
     """What a table asks of its rows.
@@ -145,11 +219,14 @@ class RowLife:
         Bytes that one copy of the table may take; 0: no limit.
     evict : str
         What happens when they are full: one of EVICT.
+    admit : AdmitByCount, NEVER or None
+        When a push makes a row that is not there: at once (None), by count, or not at all.
     """
 
     expire: tuple[Expiry, ...] = ()
     max_bytes: int = 0
     evict: str = "lru"
+    admit: AdmitByCount | str | None = None
 
     def __post_init__(self) -> None:
         if any(not isinstance(rule, Expiry) for rule in self.expire):
@@ -158,11 +235,28 @@ class RowLife:
             )
         if self.evict not in EVICT:
             raise InputError(f"evict is one of {', '.join(map(repr, EVICT))}, not {self.evict!r}")
+        if not (self.admit is None or self.admit == NEVER or isinstance(self.admit, AdmitByCount)):
+            raise InputTypeError(f"admit is a rule such as dps.AdmitByCount(3), or 'never', not {self.admit!r}")
 
     @property
     def asks(self) -> bool:
         """Whether it asks for anything."""
-        return bool(self.expire or self.max_bytes)
+        return bool(self.expire or self.max_bytes or self.admit)
+
+    @property
+    def counts(self) -> AdmitByCount | None:
+        """The rule by which pushes are counted; None where they are not."""
+        return self.admit if isinstance(self.admit, AdmitByCount) else None
+
+    @property
+    def reads_zeros(self) -> bool:
+        """Whether a key without a row reads as zeros, whatever the initial value of rows is."""
+        return self.counts is not None and self.counts.refused == "drop"
+
+    @property
+    def bytes_of_rows(self) -> int:
+        """What `max_bytes` leaves for rows beside the counters of keys that wait; 0: no limit, or nothing is left."""
+        return max(0, self.max_bytes - (self.counts.nbytes if self.counts is not None else 0))
 
     @property
     def has_records(self) -> bool:
@@ -171,21 +265,27 @@ class RowLife:
 
     def to_dict(self) -> Description:
         """What it asks as plain values, for JSON."""
-        return {"expire": [rule.to_dict() for rule in self.expire], "max_bytes": self.max_bytes, "evict": self.evict}
+        admit = self.admit.to_dict() if isinstance(self.admit, AdmitByCount) else self.admit
+        plain = {"expire": [rule.to_dict() for rule in self.expire], "max_bytes": self.max_bytes, "evict": self.evict}
+        return plain if admit is None else {**plain, "admit": admit}
 
     @classmethod
     def from_dict(cls, fields: Description) -> RowLife:
         """What :meth:`to_dict` described."""
-        return cls(**{**fields, "expire": tuple(from_dict(Expiry, rule) for rule in fields["expire"])})
+        admit = fields.get("admit")
+        if isinstance(admit, dict):
+            admit = AdmitByCount(**{name: value for name, value in admit.items() if name != "name"})
+        expire = tuple(from_dict(Expiry, rule) for rule in fields["expire"])
+        return cls(**{**fields, "expire": expire, "admit": admit})
 
 
-def life_of(expire: object, max_bytes: object, evict: object) -> RowLife:
-    """What ``expire=``, ``max_bytes=`` and ``evict=`` of a table ask."""
+def life_of(expire: object, max_bytes: object, evict: object, admit: object = None) -> RowLife:
+    """What ``expire=``, ``max_bytes=``, ``evict=`` and ``admit=`` of a table ask."""
     rules = () if expire is None else tuple(expire) if isinstance(expire, (list, tuple)) else (expire,)
     if max_bytes is None and evict is not None:
         raise InputError(f"evict={evict!r} says what happens when max_bytes= is full, and there is no max_bytes=")
     most = 0 if max_bytes is None else bytes_of(max_bytes, "max_bytes")
-    return RowLife(rules, most, "lru" if evict is None else str(evict))
+    return RowLife(rules, most, "lru" if evict is None else str(evict), admit)  # type: ignore[arg-type]
 
 
 def rows_within(max_bytes: int, shards: int, row_bytes: int) -> int:
@@ -197,6 +297,11 @@ def rows_within(max_bytes: int, shards: int, row_bytes: int) -> int:
     23008752
     """
     return int(max_bytes / shards / (row_bytes + SLOT_BYTES + FLAG_BYTES))
+
+
+def bytes_within(rows: int, shards: int, row_bytes: int) -> int:
+    """The least `max_bytes` by which :func:`rows_within` gives so many rows."""
+    return math.ceil(rows * shards * (row_bytes + SLOT_BYTES + FLAG_BYTES)) + 1
 
 
 def record_columns(itemsize: int) -> int:

@@ -72,15 +72,17 @@ class DeleteOp(NamedTuple):
     clock: int
     parties: int
     every: bool = False  # all rows of the shard go, whatever the op names
+    why: int = NOT_SAID  # EVICTED, EXPIRED, or NOT_SAID: a client asks for it
 
     def op(self) -> Op:
-        rows = ALL_ROWS if self.every else NOT_SAID
+        rows = ALL_ROWS if self.every else self.why
         values = np.empty((self.length, 0))
         return Op(DELETE, self.keys, self.start, values, self.clock, self.parties, rows=rows)
 
     @classmethod
     def of(cls, op: Op) -> DeleteOp:
-        return cls(op.keys, op.start, len(op.values), op.clock, op.parties, cls.takes_all(op))
+        every = cls.takes_all(op)
+        return cls(op.keys, op.start, len(op.values), op.clock, op.parties, every, NOT_SAID if every else op.rows)
 
     @staticmethod
     def takes_all(op: Op) -> bool:

@@ -16,14 +16,29 @@ from dps.engine.core.shards.initializers import RowStart
 from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.engine.state.custom import Custom, custom
 from dps.engine.state.initializers import Initializer, Zeros, initializer_from_dict
-from dps.engine.state.life import MIN_SHARD_ROWS, RowLife, record_columns, rows_within
+from dps.engine.state.life import MAX_WAITING, MIN_SHARD_ROWS, RowLife, bytes_within, record_columns, rows_within
 from dps.engine.state.names import check_name
 from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
 from dps.engine.state.recipes import Description
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
+__all__ = [
+    "ADD",
+    "AGE",
+    "ASSIGN",
+    "CLOSE",
+    "CLOSING",
+    "DELETE",
+    "DROP",
+    "EVICTED",
+    "EXPIRED",
+    "FAILED",
+    "KEEP",
+    "NO_CLOCK",
+    "OLDER",
+    "PUSH",
+]
 __all__ += ["RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
 __all__ += ["html_renderers", "wants_finite"]
 
@@ -40,6 +55,7 @@ CLOSE, RETIRE, AGE = 5, 6, 7
 # because the run has failed (DROP) or because the user's optimizer has failed on the primary (FAILED).
 OLDER, KEEP, DROP, FAILED = 0, 1, 2, 3
 CLOSING = 2  # the `rows` of a SteppedOp; those of any other ROWS are 1 or less
+EVICTED, EXPIRED = -2, -3  # the `rows` of a DELETE by which a primary forgets rows: why they go
 NO_CLOCK = -1  # the clock of a client without a clock
 
 DTYPES = ("float32", "float64", "int64")
@@ -69,6 +85,7 @@ class Op(NamedTuple):
     after: np.ndarray | None = None  # [m, dim + slots], the rows after a step that has been prepared
     deleted: np.ndarray | None = None  # int64[k], ROWS of a function: keys of rows that go before
     result: np.ndarray | None = None  # [k, 1], ROWS of a function: what it returned, which the ledger keeps
+    unborn: np.ndarray | None = None  # bool[m]: keys without a row, which the shard counts: see `admission.py`
 
 
 class Selection(NamedTuple):
@@ -253,9 +270,16 @@ class TableSpec:
     def _check_life(self, where: str) -> None:
         life = self.life
         if not self.keyed:
-            raise InputError(f"{where}: rows of a dense table stay; expire= and max_bytes= are for keyed tables")
+            raise InputError(f"{where}: rows of a dense table stay; expire=, max_bytes=, admit= are for keyed ones")
+        counts = life.counts
+        if counts is not None and counts.waiting > MAX_WAITING * self.shards:
+            raise InputError(
+                f"{where}: {self.shards} shards count {MAX_WAITING * self.shards} waiting keys at most, not "
+                f"{counts.waiting}; ask for fewer, or for more shards"
+            )
         if life.max_bytes and self.most_rows < MIN_SHARD_ROWS:
-            least = MIN_SHARD_ROWS * self.shards * (life.max_bytes // (self.shards * max(1, self.most_rows)) + 1)
+            row_bytes = (self.dim + self.slots) * self.itemsize
+            least = bytes_within(MIN_SHARD_ROWS, self.shards, row_bytes) + (0 if counts is None else counts.nbytes)
             raise InputError(
                 f"{where}: max_bytes={life.max_bytes} is room for {self.most_rows} rows in each of {self.shards} shards"
                 f"; ask for {least} bytes or more, or for fewer shards"
@@ -286,7 +310,7 @@ class TableSpec:
         """The rows that a shard may have; 0: as many as there are keys."""
         if not self.life.max_bytes:
             return 0
-        return rows_within(self.life.max_bytes, self.shards, (self.dim + self.slots) * self.itemsize)
+        return rows_within(self.life.bytes_of_rows, self.shards, (self.dim + self.slots) * self.itemsize)
 
     @property
     def itemsize(self) -> int:
@@ -303,6 +327,10 @@ class TableSpec:
     def row_start(self) -> RowStart:
         """What a new row holds."""
         return row_start(self.dim, self.optimizer, self.init, self.slots - self.state_columns)
+
+    def absent_start(self) -> RowStart:
+        """What a key without a row reads as."""
+        return row_start(self.dim, Add(), Zeros()) if self.life.reads_zeros else self.row_start()
 
     def opened(self) -> TableSpec:
         """The same with an optimizer that can step, also if it is one of the user: see ``Custom.open``."""

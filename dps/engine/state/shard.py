@@ -45,6 +45,7 @@ from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_ran
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
+from dps.engine.state.admission import Admission
 from dps.engine.state.ages import Ages, begin_moment
 from dps.engine.state.custom import Custom
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
@@ -54,6 +55,8 @@ from dps.engine.state.ops import (
     ASSIGN,
     CLOSE,
     DELETE,
+    EVICTED,
+    EXPIRED,
     FAILED,
     KEEP,
     NO_CLOCK,
@@ -274,6 +277,9 @@ class Shard(CutShard):
         self.most_rows = spec.most_rows
         self.ages = Ages()
         self.ops_of_moment = 1  # until the first AGE
+        self.evicted = self.expired = 0  # rows that a primary has let go, of the shard and not of one copy
+        self.admission = Admission(spec.life, spec.shards) if spec.life.admit else None
+        self.admits = self.admission is not None
 
     def apply(self, op: Op) -> bool:
         """Carry out one change. The server has checked it before, so it cannot fail half-way.
@@ -297,7 +303,10 @@ class Shard(CutShard):
         elif op.rule == AGE:
             begin_moment(self, AgeOp.of(op))
         elif not self._taken_over(op):
-            self.carry_out(op)
+            self.carry_out(self._admitted(op))
+        if op.rule == DELETE:
+            self.evicted += len(op.values) * (op.rows == EVICTED)
+            self.expired += len(op.values) * (op.rows == EXPIRED)
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:
@@ -307,6 +316,15 @@ class Shard(CutShard):
         if self.cut is not None:
             self.cut.note(op)
         return True
+
+    def _admitted(self, op: Op) -> Op:
+        """The op with those of its rows that there are from now on."""
+        if op.unborn is None or self.admission is None:
+            return op
+        if self.cut is not None and self.cut.admission is not None and self.cut.includes(op):
+            assert op.keys is not None
+            self.cut.admission.count(op.keys, op.unborn)
+        return self.admission.admit(op)
 
     def close(self, op: Op) -> Op:
         """Carry out a CLOSE on the primary; the op by which other replicas follow without running code of the user."""
@@ -341,16 +359,17 @@ class Shard(CutShard):
         return self.settle(keep=close.action == KEEP)
 
     def prepared(self, op: Op) -> Op:
-        """The op with the rows as the user's optimizer leaves them, so that :meth:`apply` cannot fail.
+        """An op of a client as all copies carry it out: it says which of its keys are without a row, where those have
+        to be admitted, and has the rows as the user's optimizer leaves them, so that :meth:`apply` cannot fail.
 
-        Nothing has changed yet, so that a server can prepare the parts of a request on several shards first. All other
-        ops are returned as they are.
+        Nothing has changed yet, so that a server can prepare the parts of a request on several shards first.
 
         Raises
         ------
         FunctionError
             The user's optimizer has failed now, or failed when a clock was closed.
         """
+        op = op if self.admission is None else op._replace(unborn=self.unborn(op))
         if not isinstance(self.spec.optimizer, Custom) or op.rule not in (PUSH, ADD, ASSIGN):
             return op
         if op.origin and self.ledger.seen(op.origin, op.attempt, op.clock, op.number):
@@ -359,6 +378,10 @@ class Shard(CutShard):
             raise self.failure
         is_summed = self.spec.aggregate is not None and op.clock != NO_CLOCK
         return op if op.rule != PUSH or is_summed else self.stepped(op)
+
+    def unborn(self, op: Op) -> np.ndarray | None:
+        """Which keys of a client's op have to be admitted, because they have neither a row nor a sum; None: none."""
+        return None
 
     def stepped(self, op: Op) -> Op:
         """The op with the rows as the user's optimizer leaves them."""
@@ -569,7 +592,7 @@ class Shard(CutShard):
 
     @property
     def _nbytes_aside(self) -> int:
-        return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
+        return sum(each.nbytes for each in (self.sums, self.cut, self.changed, self.admission) if each is not None)
 
     @abc.abstractmethod
     def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selected:
@@ -710,6 +733,7 @@ class KeyedShard(Shard):
 
     def __init__(self, spec: TableSpec, number: int):
         super().__init__(spec, number)
+        self.absent_start = spec.absent_start()
         # The hashes of keys begin alike in a shard only if these hashes chose the shard.
         self.index = self.new_index()
         self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
@@ -752,8 +776,27 @@ class KeyedShard(Shard):
         index = self._rows_of(len(keys))
         missing = self.index.find(keys, index)
         gather(self.rows, index, out)
-        if missing and not self.row_start.has_zeros:
-            fill_missing(out, keys, index, self.row_start)
+        if missing and not self.absent_start.has_zeros:
+            fill_missing(out, keys, index, self.absent_start)
+
+    def is_there(self, keys: np.ndarray) -> np.ndarray:
+        """Which keys have a row, bool[m]."""
+        index = self._rows_of(len(keys))
+        self.index.find(keys, index)
+        there = index >= 0
+        if self.vacancies:
+            assert self.vacant is not None
+            there[there] = self.vacant[index[there]] == 0
+        return there
+
+    def unborn(self, op: Op) -> np.ndarray | None:
+        if op.keys is None or op.rule not in (PUSH, ADD):
+            return None
+        there = self.is_there(op.keys)
+        if self.sums is not None and not there.all():
+            assert isinstance(self.sums, KeyedSums)
+            there |= self.sums.shard.is_there(op.keys)
+        return None if there.all() else ~there
 
     def reserve(self, new: int) -> None:
         have, need = len(self.rows), self.end + max(0, new - self.index.free)

@@ -37,6 +37,7 @@ from dps.engine.core.shards.initializers import fill_new
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.records import use
 from dps.engine.core.shards.states import CutState, ShardState
+from dps.engine.state.admission import Admission
 from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, Op, TableSpec
 from dps.engine.state.partition import distinct
 from dps.errors import FunctionError, InputError
@@ -61,6 +62,8 @@ class CutShard(ShardState, abc.ABC):
         Why a step with the sums of a clock has failed: then those sums are lost, and the shard takes no pushes.
     removed, removed_later : list of ndarray
         Where changes are tracked: keys that were deleted since the base, and by ops outside the open cut.
+    admission : Admission or None
+        The keys that wait for their rows.
     """
 
     spec: TableSpec
@@ -68,6 +71,7 @@ class CutShard(ShardState, abc.ABC):
     failure: FunctionError | None
     removed: list[np.ndarray]
     removed_later: list[np.ndarray]
+    admission: Admission | None
 
     @property
     @abc.abstractmethod
@@ -97,6 +101,8 @@ class Cut(CutState):
         The latest clock of an op in the cut: the `clock` of a shard that is restored from it.
     ledger : Ledger
         The last op in the cut of each origin (without kept answers).
+    admission : Admission or None
+        The keys that wait for their rows, as ops in the cut have counted them.
     removed : ndarray of int64
         Of a cut of changes that is complete: the keys that were deleted since the base. Those that have come again are
         among the rows, too.
@@ -132,6 +138,7 @@ class Cut(CutState):
         self.before = 0 if clock is None else clock
         self.latest = shard.clock
         self.ledger = Ledger.from_arrays(shard.ledger.to_arrays(answers=False))
+        self.admission = None if shard.admission is None else shard.admission.copied()
         self.place = np.zeros(len(shard.rows), np.int32)
         self.saved = np.zeros((0, shard.width), shard.spec.dtype)
         self.existing, self.stop = shard.end, len(shard.rows)

@@ -9,9 +9,10 @@ A dump pins its shard: keys that are new get rows behind all others, and deleted
 rows (`shard.py`). A piece has those too, because an op may name their keys again: the joining side then knows that
 the row is not one that is still to come.
 
-Two things do not come with the rows. Open sums are complete from the beginning, because an op that is summed touches no
-row. The ledger comes with the last piece: the joining side cannot keep it on the way, because it would compute the
-answers that a ledger keeps from rows that it may not have yet.
+Three things do not come with the rows. Open sums, and the counts of keys that wait for their rows, are complete from
+the beginning, because an op that is summed or only counted touches no row. The ledger comes with the last piece: the
+joining side cannot keep it on the way, because it would compute the answers that a ledger keeps from rows that it may
+not have yet.
 """
 
 from __future__ import annotations
@@ -90,10 +91,14 @@ class Dump:
         meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
         if shard.record_at:
             meta["ages"] = ages_to_dict(shard)
+        meta["gone"] = [shard.evicted, shard.expired]
         meta["failure"] = None if shard.failure is None else str(shard.failure)
+        waiting = [] if shard.admission is None else shard.admission.to_arrays()
+        meta["waiting"] = len(waiting)
         if shard.sums is None:
-            return meta, []
-        return {**meta, "sums": [shard.sums.clock, shard.sums.parties, shard.sums.rows]}, shard.sums.to_arrays()
+            return meta, waiting
+        sums = shard.sums.clock, shard.sums.parties, shard.sums.rows
+        return {**meta, "sums": list(sums)}, waiting + shard.sums.to_arrays()
 
     def piece(self, max_bytes: int) -> Piece | None:
         """The next rows, about `max_bytes` bytes of them; None when the piece before was the last.
@@ -213,10 +218,14 @@ class Joining:
         self._shard.restore(meta["clock"], meta["version"], Ledger())
         if "ages" in meta:
             restore_ages(self._shard, meta["ages"])
+        self._shard.evicted, self._shard.expired = meta["gone"]
         if meta["failure"] is not None:
             self._shard.failure = FunctionError(meta["failure"])
         if isinstance(self._shard, KeyedShard):
             self._shard.expect(meta["rows"])
+        waiting, arrays = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
+        if self._shard.admission is not None:
+            self._shard.admission.load(waiting)
         if meta["sums"] is not None:
             clock, parties, rows = meta["sums"]
             self._shard.sums = self._shard.new_sums(clock)
@@ -263,6 +272,8 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
     sums = shard.sums
     parts: dict[str, object] = {"spec": shard.spec, "number": shard.number, "version": shard.version}
     parts |= {"ages": ages_to_dict(shard) if shard.record_at else None}
+    parts |= {"evicted": shard.evicted, "expired": shard.expired} if shard.spec.life.asks else {}
+    parts |= {} if shard.admission is None else shard.admission.stored()
     parts |= {
         "clock": shard.clock,
         "open clock": sums and (sums.clock, sums.parties, sums.rows),

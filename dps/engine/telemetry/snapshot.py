@@ -254,9 +254,12 @@ class HeldRows(msgspec.Struct, frozen=True):
     shards: list[int] = msgspec.field(default_factory=list)  # shards of which it is the primary
     copies: list[int] = msgspec.field(default_factory=list)  # shards of which it is a backup
     kept: int = 0  # of the bytes, those in which no row is now: deleted rows have left them, or they wait for new rows
-    evicted: int = 0  # rows that went, because the budget was full, since the server has the table
-    expired: int = 0  # rows that went, because they were not used
-    refused: int = 0  # requests that the budget had no room for
+    evicted: int = 0  # rows that went, because the budget was full, of the shards of which it is the primary
+    expired: int = 0  # rows that went, because they were not used, of these shards
+    refused: int = 0  # requests that the budget had no room for, since the server has the table
+    admitted: int = 0  # rows that were born after they had waited, of the shards of which it is the primary
+    dropped: int = 0  # values that were pushed to keys without a row, and changed nothing
+    waiting: int = 0  # keys that wait for their rows
 
 
 class ShardMove(msgspec.Struct, frozen=True):

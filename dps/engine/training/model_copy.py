@@ -69,8 +69,10 @@ class ModelCopy:
             keys, values = rows.rows.merged()
             self._client.push_async(name, keys, values, rows.weight)
 
-    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: Any = None) -> object:
+    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: Any = None, born: bool = False) -> object:
         """As :meth:`dps.Client.pull`, from the copy as far as it has the rows."""
+        if born:
+            return self._client.pull(table, keys, out, born)  # type: ignore[call-overload]
         asked = dict(table) if isinstance(table, Mapping) else {table: keys}
         named = {each: flat_keys(self._spec(name_of(each)), some) for each, some in asked.items()}
         missing = {}

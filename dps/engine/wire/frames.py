@@ -21,6 +21,7 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
          apply it
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
+...      or BORN                                      answer: [count, dim + 1]; the last: the row is there
 CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),
          parties; with RANGE all rows of the shards;  then `FunctionCall` (`wire/messages.py`);
          REPLAYED as PUSH                             answer: what the parts returned
@@ -32,9 +33,10 @@ SCAN     see `Scan` in `wire/headers.py`; with        int64[2]: least and greate
 REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], then as PUSH
          see `CloseSums`, `RetireOrigins`; with
          RULE_ROWS values are [count, dim + slots];
-         with rows of 2 they end an open clock, and
-         with MORE two items stand behind them: keys
-         of rows that go before, and a result
+         with rows of 2 they end an open clock. With
+         MORE three items stand behind the values:
+         keys of rows that go before, a result, and
+         bool[count]: keys that are without a row yet
 DUMP     see `DumpPiece`                              JSON, arrays
 JOIN...  see `controller/runs.py`                     JSON
 LEASE    see `controller/work_leases.py`              JSON
@@ -127,8 +129,10 @@ CONTROL = 32
 RULE_ROWS = 64
 REPLAYED = 128
 RULE_DELETE = RULE_ADD | RULE_ASSIGN
-# Flag of REPLICATE with RULE_ROWS.
+# Flag of REPLICATE: something stands behind the values.
 MORE = CERTIFICATE
+# Flag of PULL.
+BORN = ANSWER
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dps.engine.wire import frames
 from dps.engine.wire.frames import (
     ANSWER,
+    BORN,
     CERTIFICATE,
     CONTROL,
     MORE,
@@ -57,7 +58,7 @@ def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
 
 
 NO_FLAGS = frozenset({0})
-PULLS = _combinations((0, RANGE), (0, CERTIFICATE))
+PULLS = _combinations((0, RANGE), (0, CERTIFICATE, BORN))
 PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {RULE_DELETE, RULE_DELETE | RANGE}
 REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
@@ -68,6 +69,8 @@ OF_SERVERS += (frames.SUSPECT, frames.FAILED)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD, CONTROL | RULE_ASSIGN})
 # Flags of the effects of functions, and of users' optimizers.
 EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER, MORE))
+# Flags of pushes to keys that are without a row yet.
+COUNTED = _combinations((MORE,), (0, RULE_ADD, RULE_ROWS), (0, ANSWER))
 
 TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {
@@ -80,7 +83,7 @@ TO_SERVER: Rights = {
         frames.SCAN: frozenset({0, ANSWER}),
         frames.STATUS: NO_FLAGS,
     },
-    SERVER: {frames.REPLICATE: PUSHES | CONTROLS | EFFECTS, frames.DUMP: NO_FLAGS},
+    SERVER: {frames.REPLICATE: PUSHES | CONTROLS | EFFECTS | COUNTED, frames.DUMP: NO_FLAGS},
 }
 TO_CONTROLLER: Rights = {
     CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), NO_FLAGS),

@@ -39,6 +39,7 @@ cdef class Service:
         self, TableState table, const dps_header *head, Part *part, int count, const RowsOp *op
     ) except -1
     cdef bint _exceeds(self, ShardState shard, const Part *part) noexcept
+    cdef bint _creates(self, ShardState shard, const Part *part) noexcept
     cdef int _apply(
         self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values
     ) except -1

@@ -354,6 +354,8 @@ cdef class Service:
                 shard = <ShardState> part[n].shard
                 if shard.most_rows and self._exceeds(shard, &part[n]):
                     return False
+                if shard.admits and head.kind == PUSH and op.rule != OP_ASSIGN and self._creates(shard, &part[n]):
+                    return False
                 if not has_room(shard, part[n].b - part[n].a):
                     shard.reserve(part[n].b - part[n].a)
         except (DPSError, MemoryError):
@@ -368,6 +370,11 @@ cdef class Service:
         return shard.vacancies > 0 or (
             rows + shard.index.find_rows(part.keys, count, <int64_t *> self._memory[INDEX]) > shard.most_rows
         )
+
+    cdef bint _creates(self, ShardState shard, const Part *part) noexcept:
+        """Whether a part of a push may name keys without a row. The index has memory."""
+        cdef int64_t *index = <int64_t *> self._memory[INDEX]
+        return shard.vacancies > 0 or shard.index.find_rows(part.keys, part.b - part.a, index) > 0
 
     cdef int _apply(
         self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values

@@ -47,6 +47,7 @@ static inline uint8_t dps_count_at(uint64_t record, uint32_t moment, const uint8
 
 /* The rows of an op are used: rows[index[i]] by keys[i]. */
 static inline void dps_use_rows(const dps_use *use, const int64_t *keys, const int64_t *index, int64_t count) {
+    const uint64_t draw = dps_mix(use->version);
     for (int64_t i = 0; i < count; i++) {
         char *place = use->rows + index[i] * use->stride + use->at;
         uint64_t record;
@@ -57,7 +58,7 @@ static inline void dps_use_rows(const dps_use *use, const int64_t *keys, const i
         memcpy(&record, place, sizeof(record));
         if (record != 0) {
             uses = dps_count_at(record, use->moment, use->halves);
-            uint32_t chance = (uint32_t)dps_mix((uint64_t)keys[i] ^ ((uint64_t)use->version << 32));
+            uint32_t chance = (uint32_t)(((uint64_t)keys[i] ^ draw) * 0x9E3779B97F4A7C15u >> 32);
             uses += uses < 255 && chance <= use->chances[uses];
         }
         record = (uint64_t)use->version << 32 | (uint64_t)use->moment << 8 | uses;

@@ -47,6 +47,7 @@ class ShardState:
     moment_at_base: int
     base_version: int
     ops_of_moment: int
+    admits: bool
 
 class SumsState:
     clock: int

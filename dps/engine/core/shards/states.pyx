@@ -88,6 +88,8 @@ cdef class ShardState:
         How many rows ops have used. The primary begins to count anew with each AGE.
     moment_at_base, base_version, ops_of_moment : int
         The moment at the version `base_version`, and how many ops a moment lasts from there on.
+    admits : bool
+        A push makes a row that is not there only where it is admitted: see `state/admission.py`.
     """
 
     cdef int64_t moment(self) noexcept:
@@ -169,7 +171,7 @@ cdef class TableState:
     kernel : object
         What a push runs. The compiled step takes a :class:`dps.engine.core.shards.optimizers.Kernel` only.
     row_start : RowStart
-        What a new row holds.
+        What a key without a row reads as.
     meter : TableCounters
     cells : Cells, optional
         Of a table with ``partition=``, whose primaries check that keys are their own.

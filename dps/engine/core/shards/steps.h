@@ -26,7 +26,7 @@ typedef struct {
 } dps_push;
 
 /* Rows that are fetched into the cache before their turn comes, because a processor alone looks a few rows ahead. */
-#define DPS_AHEAD 8
+#define DPS_AHEAD 16
 #define DPS_LINE 64          /* bytes of a line of the cache */
 #define DPS_MOST_FETCHED 512 /* bytes of a row that are fetched at most */
 

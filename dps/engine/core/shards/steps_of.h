@@ -8,7 +8,11 @@ static inline TYPE *OF_TYPE(row)(const dps_push *push, int64_t i) {
         return rows + push->width * (push->start + i);
     }
     if (i + DPS_AHEAD < push->count) {
-        __builtin_prefetch(rows + push->width * push->index[i + DPS_AHEAD], 1);
+        const TYPE *next = rows + push->width * push->index[i + DPS_AHEAD];
+        __builtin_prefetch(next, 1);
+        if (push->width * sizeof(TYPE) > DPS_LINE) { /* its end, where its state and its record are */
+            __builtin_prefetch((const char *)(next + push->width) - 1, 1);
+        }
     }
     return rows + push->width * push->index[i];
 }
