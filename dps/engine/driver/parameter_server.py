@@ -378,11 +378,10 @@ class ParameterServer:
         if shards is None:
             wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
-        spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards)
-        placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         copies = self.copies if copies is None else copies
-        spec = dataclasses.replace(spec, copies=copies, ack=ack, partition=placed)
-        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit))
+        spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
+        placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
+        spec = dataclasses.replace(spec, partition=placed, life=life_of(expire, max_bytes, evict, admit))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
