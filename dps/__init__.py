@@ -35,6 +35,7 @@ from dps.engine.checkpoints.export import export_checkpoint
 from dps.engine.client.client import Client, Pending, Ticket
 from dps.engine.client.table import Table
 from dps.engine.client.ticket import Certificate
+from dps.engine.client.word_table import WordTable
 from dps.engine.deploy.local import LocalCluster
 from dps.engine.driver.lazy import end_run, map_partitions_with_ps
 from dps.engine.driver.parameter_server import ParameterServer
@@ -99,6 +100,7 @@ __all__ = [
     "Trainer",
     "Uniform",
     "Warmup",
+    "WordTable",
     "Xavier",
     "Zeros",
     "distinct_keys",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 from dask import is_dask_collection
@@ -31,6 +31,12 @@ __all__ = ["hash_columns", "hash_strings"]
 
 MISSING = 0x6D697373696E67  # the hash of a missing value is mix(seed ^ MISSING); a text has it by chance 1 in 2**64
 WORD_MASK = 2**64 - 1
+
+
+class Words(Protocol):
+    """A vocabulary: see :class:`dps.WordTable`."""
+
+    def ids(self, words: Iterable[object]) -> np.ndarray: ...
 
 
 def _seed(seed: int) -> int:
@@ -208,6 +214,7 @@ def hash_columns(
     bits: int | None = None,
     seed: int = 0,
     multi: Sequence[Hashable] = (),
+    vocabulary: Words | None = None,
 ) -> np.ndarray | csr_matrix:
     """Feature hashing of categorical columns: one key for each (column name, value).
 
@@ -225,6 +232,11 @@ def hash_columns(
     multi : sequence of column names
         Columns with several values in a cell: a list, tuple, set or array of texts or whole numbers. Each value is a
         feature of that column, with the key that it has where it stands alone.
+    vocabulary : WordTable, optional
+        In place of hashes, the ids of the words ``column=value`` in a vocabulary of :meth:`dps.ParameterServer.
+        vocabulary`, and of ``column`` for a missing value. No two values share an id, and ids lead back to their
+        words. An unknown word of a frozen vocabulary is -1, or no feature of a sparse matrix. `bits` is the bound of
+        ids, then.
 
     Returns
     -------
@@ -238,7 +250,8 @@ def hash_columns(
     InputTypeError
         Numeric columns, or a cell with several values in a column that is not named in `multi`.
     InputError
-        `multi` names no column, or is given without `bits` (1 to 62: a sparse matrix counts its columns in int64).
+        `multi` names no column, or is given without `bits` (1 to 62: a sparse matrix counts its columns in int64). A
+        vocabulary with a `seed`, with a column whose name has a "=", or with an id of ``2**bits`` or more.
 
     Examples
     --------
@@ -262,15 +275,16 @@ def hash_columns(
     start, mask = _seed(seed), WORD_MASK if bits is None else 2**bits - 1
     columns = list(frame.items())
     several = _several(multi, [name for name, _ in columns], bits)
+    keys = _Hashes(start, mask) if vocabulary is None else _Ids(vocabulary, seed, bits)
     if several:
-        return _sparse(columns, several, start, mask, int(bits or 0))
-    hashed = [_hash_column(name, values, start) for name, values in columns]
-    rows = len(frame) if hasattr(frame, "columns") else len(hashed[0]) if hashed else 0
+        return _sparse(columns, several, keys, int(bits or 0))
+    found = [keys.of_column(name, values) for name, values in columns]
+    rows = len(frame) if hasattr(frame, "columns") else len(found[0]) if found else 0
     out = np.empty((rows, len(columns)), np.int64)
-    for c, ((name, _), hashes) in enumerate(zip(columns, hashed, strict=True)):
-        if hashes.shape != (rows,):
-            raise InputError(f"column {name!r} has shape {hashes.shape}; the first one has {rows} rows")
-        combine(_hash_texts([str(name)], start)[0], hashes, mask, out, c)
+    for c, ((name, _), each) in enumerate(zip(columns, found, strict=True)):
+        if each.shape != (rows,):
+            raise InputError(f"column {name!r} has shape {each.shape}; the first one has {rows} rows")
+        keys.put(name, each, out, c)
     return out
 
 
@@ -290,27 +304,30 @@ def _several(multi: Sequence[Hashable], names: list[Hashable], bits: int | None)
 def _sparse(
     columns: list[tuple[Hashable, Iterable[object]]],
     several: set[Hashable],
-    seed: int,
-    mask: int,
+    keys_of: _Hashes | _Ids,
     bits: int,
 ) -> csr_matrix:
-    """The features of all columns as a CSR matrix of ones."""
+    """The features of all columns as a CSR matrix of ones, without unknown words."""
     from scipy.sparse import csr_matrix
 
     counts: list[np.ndarray] = []  # for each column: how many features each row has
     keys: list[np.ndarray] = []  # for each column: the keys of these features
     for name, values in columns:
         if name in several:
-            lengths, hashes = _hash_cells(name, values, seed)
+            lengths, flat = _flattened(values)
+            found = keys_of.of_column(name, flat)
         else:
-            hashes = _hash_column(name, values, seed)
-            lengths = np.ones(len(hashes), np.int64)
+            found = keys_of.of_column(name, values)
+            lengths = np.ones(len(found), np.int64)
         if counts and lengths.shape != counts[0].shape:
             raise InputError(f"column {name!r} has shape {lengths.shape}; the first one has {len(counts[0])} rows")
-        out = np.empty((len(hashes), 1), np.int64)
-        combine(_hash_texts([str(name)], seed)[0], hashes, mask, out, 0)
+        out = np.empty((len(found), 1), np.int64)
+        keys_of.put(name, found, out, 0)
+        known = out[:, 0] >= 0  # as hashes of at most 62 bits always are
+        if not known.all():
+            lengths = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[known], minlength=len(lengths))
         counts.append(lengths)
-        keys.append(out[:, 0])
+        keys.append(out[known, 0])
     rows = len(counts[0])
     ends = np.zeros(rows + 1, np.int64)
     np.cumsum(np.sum(counts, axis=0), out=ends[1:])
@@ -319,8 +336,8 @@ def _sparse(
     return csr_matrix((np.ones(len(indices), np.float32), indices, ends), shape=(rows, 2**bits))
 
 
-def _hash_cells(name: Hashable, values: Iterable[object], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(how many values each cell has, the hashes of all values); a missing cell, or a single value, counts as one."""
+def _flattened(values: Iterable[object]) -> tuple[np.ndarray, list[object]]:
+    """(how many values each cell has, all values); a missing cell, or a single value, counts as one."""
     lengths: list[int] = []
     flat: list[object] = []
     for cell in values:
@@ -332,7 +349,68 @@ def _hash_cells(name: Hashable, values: Iterable[object], seed: int) -> tuple[np
         else:
             lengths.append(1)
             flat.append(cell)
-    return np.array(lengths, np.int64), _hash_column(name, flat, seed)
+    return np.array(lengths, np.int64), flat
+
+
+class _Hashes:
+    """Keys of columns by hashes."""
+
+    def __init__(self, seed: int, mask: int):
+        self._seed, self._mask = seed, mask
+
+    def of_column(self, name: Hashable, values: Iterable[object]) -> np.ndarray:
+        return _hash_column(name, values, self._seed)
+
+    def put(self, name: Hashable, hashes: np.ndarray, out: np.ndarray, column: int) -> None:
+        combine(_hash_texts([str(name)], self._seed)[0], hashes, self._mask, out, column)
+
+
+class _Ids:
+    """Keys of columns by a vocabulary."""
+
+    def __init__(self, vocabulary: Words, seed: int, bits: int | None):
+        if seed != 0:
+            raise InputError(f"a vocabulary has no seed, and seed is {seed}: leave one of them out")
+        self._vocabulary, self._bound = vocabulary, bits and 2**bits
+
+    def of_column(self, name: Hashable, values: Iterable[object]) -> np.ndarray:
+        if "=" in str(name):
+            raise InputError(
+                f"column {name!r}: words of a vocabulary are column=value, so rename the column, without ="
+            )
+        listed = _values_of(values)
+        _hash_column(name, listed, 0)  # which refuses what is no text
+        words = [str(name) if _is_missing(value) else f"{name}={_text_of(value)}" for value in listed]
+        numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
+        ids = self._vocabulary.ids(list(numbers))
+        if self._bound and len(ids) and ids.max() >= self._bound:
+            raise InputError(
+                f"column {name!r}: an id of the vocabulary is {ids.max()}, and bits={self._bound.bit_length() - 1} "
+                f"takes ids below {self._bound}: raise bits"
+            )
+        return ids[np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))]
+
+    def put(self, name: Hashable, ids: np.ndarray, out: np.ndarray, column: int) -> None:
+        out[:, column] = ids
+
+
+def _text_of(value: object) -> str:
+    return bytes(value).decode() if isinstance(value, (bytes, bytearray)) else str(value)
+
+
+def _values_of(values: Any) -> list[object]:
+    """The values of a column, categories as objects."""
+    if _is_pandas(values):
+        if not hasattr(values.dtype, "categories") and values.dtype.kind in "iufcmM":
+            raise _not_text(values.dtype)
+        return values.astype(object).tolist()
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "USOTb":
+            raise _not_text(values.dtype)
+        return values.tolist()
+    if isinstance(values, (str, bytes)) or is_dask_collection(values):
+        _hash_any(values, 0)  # which says what to do
+    return list(values)
 
 
 def _hash_column(name: Hashable, values: Iterable[object], seed: int) -> np.ndarray:

@@ -412,3 +412,54 @@ def test_numbers_that_are_not_aligned() -> None:
     keys, local = localize(matrix)
     np.testing.assert_array_equal(keys, expected_keys)
     np.testing.assert_array_equal(local.toarray(), expected.toarray())
+
+
+# ---- a vocabulary in place of hashes
+
+
+class Numbers:
+    """A vocabulary in this process."""
+
+    def __init__(self, frozen=False):
+        self.words, self.frozen = {}, frozen
+
+    def ids(self, words):
+        for word in () if self.frozen else words:
+            self.words.setdefault(word, len(self.words))
+        return np.array([self.words.get(word, -1) for word in words], np.int64)
+
+
+def test_columns_are_numbered_by_a_vocabulary():
+    words = Numbers()
+    frame = pd.DataFrame({"from": ["JFK", None, "LGA"], "to": pd.Categorical([7, 8, 7]), "late": [True, False, True]})
+    keys = hash_columns(frame, vocabulary=words)
+    named = ["from=JFK", "from", "from=LGA", "to=7", "to=8", "late=True", "late=False"]
+    assert list(words.words) == named
+    assert keys.tolist() == [[0, 3, 5], [1, 4, 6], [2, 3, 5]]
+    assert hash_columns({"from": np.array(["LGA", "JFK"])}, vocabulary=words).tolist() == [[2], [0]]
+    assert hash_columns({"from": [b"LGA", "OSL"]}, vocabulary=words).tolist() == [[2], [7]]
+    words.frozen = True
+    assert hash_columns({"from": ["OSL", "CDG"]}, vocabulary=words).tolist() == [[7], [-1]]
+
+
+def test_several_values_in_a_cell_are_numbered_without_those_that_are_unknown():
+    words = Numbers()
+    words.ids(["tags=a", "tags=b", "city=Oslo"])
+    words.frozen = True
+    X = hash_columns({"city": ["Oslo", "Rome"], "tags": [["a", "?"], ["b", "a"]]}, 3, multi=["tags"], vocabulary=words)
+    assert X.toarray()[:, :4].tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
+    assert X.shape == (2, 8)
+
+
+def test_what_a_vocabulary_does_not_take_is_refused():
+    words = Numbers()
+    for arguments, said in (
+        (({"a=b": ["c"]},), "rename the column"),
+        (({"a": ["b"]}, None, 5), "a vocabulary has no seed"),
+        (({"a": list("bcd")}, 1), "an id of the vocabulary is 2, and bits=1 takes ids below 2"),
+    ):
+        with pytest.raises(InputError, match=said):
+            hash_columns(*arguments, vocabulary=words)
+    for wrong in (np.arange(3), pd.Series([1.5]), [["a"]]):
+        with pytest.raises(InputTypeError, match=r"column 'a'|must be text"):
+            hash_columns({"a": wrong}, vocabulary=words)

@@ -7,6 +7,7 @@ import pytest
 from function_shards import Shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noticing import assert_noticed
 from oracles import mutant
 
 import dps
@@ -366,9 +367,9 @@ def test_rows_are_as_they_were_for_a_checkpoint_that_is_being_read() -> None:
 WRONG = {
     "writes at once": ("_written", "rows = empty(", "rows = self._selection.rows if True else empty(",
                        lambda: test_no_effect_before_it_is_applied(None)),
-    "finite not checked": ("effect", "self._check_finite(rows)", "pass",
+    "finite not checked": ("_effect_on_named", "self._check_finite(rows)", "pass",
                            lambda: test_a_table_that_refuses_nan_and_infinity_refuses_them_of_functions(np.nan, True)),
-    "derived not checked": ("effect", "if self.spec.optimizer.derived:", "if False:",
+    "derived not checked": ("_effect_on_named", "if self.spec.optimizer.derived:", "if False:",
                             lambda: test_values_that_an_optimizer_derives_are_not_changed_alone("values")),
     "state lost": ("replace", "if slots:", "if False:",
                    test_replace_of_one_range_copies_no_rows_but_keeps_the_state),
@@ -378,7 +379,7 @@ WRONG = {
                          lambda: test_replace_of_several_ranges(None, False)),
     "replaced forgotten": ("_made", "rows[first : first + len(fresh), :dim] = fresh[:, :dim]", "pass",
                            lambda: test_replace_of_several_ranges(None, True)),
-    "wrong rows": ("effect", "self.start + which.start", "self.start",
+    "wrong rows": ("_effect_on_named", "self.start + which.start", "self.start",
                    test_replace_of_one_range_copies_no_rows_but_keeps_the_state),
     "no assignment of views": ("_assign", "given.__array_interface__ == place.__array_interface__",
                                "given.base is place.base", test_values_may_be_assigned),
@@ -393,3 +394,93 @@ def test_a_wrong_variant_is_caught(name, monkeypatch) -> None:
     monkeypatch.setattr(Rows, method, mutant(getattr(Rows, method), old, new))
     with pytest.raises((AssertionError, ValueError, TypeError, pytest.fail.Exception)):
         check()
+
+
+# ---- rows that the call did not name
+
+NEAR = dps.BlockPartition(8)  # keys 0 to 255 lie together
+
+
+def together(**fields) -> Shards:
+    return Shards(TableSpec("near", dim=2, shards=2, partition=NEAR, **fields))
+
+
+def test_rows_are_put_beside_those_that_were_named() -> None:
+    @dps.function(changes=True)
+    def double(rows, at, values):
+        rows.values *= 2
+        rows.put(at, values)
+
+    shards = together()
+    shards.change(ASSIGN, np.array([1, 2]), np.arange(4.0))
+    shards.call(double, [1, 2], at=np.array([2, 7]), values=np.array([[5.0, 5], [6, 6]]))
+    assert shards.values([1, 2, 7]).tolist() == [[0, 2], [5, 5], [6, 6]], "of key 2, the row that was put counts"
+
+    @dps.function(changes=True)
+    def replace(rows):
+        rows.delete(np.ones(len(rows), bool))
+        rows.put(np.array([2]), np.ones((1, 2)))
+
+    shards.call(replace, [1, 2])
+    assert shards.rows([1, 2, 7])[0].values.tolist() == [[0, 0], [1, 1], [6, 6]]
+    assert sorted(np.concatenate([shard.keys() for shard in shards.shards]).tolist()) == [2, 7]
+
+
+@pytest.mark.parametrize(
+    ("shards", "keys", "values", "said"),
+    [
+        (together(), [1, 768], np.zeros((2, 2)), "on shard . of table 'near', and only"),
+        (together(), [1, 1], np.zeros((2, 2)), "2 rows are put, and only 1 keys differ"),
+        (together(), [1], np.zeros((1, 3)), "and the rows have dim 2"),
+        (together(optimizer=dps.Adagrad(0.1)), [1], np.zeros((1, 2)), "have 2 columns of state"),
+        (dense(), [1], np.zeros((1, 2)), "these rows are dense"),
+    ],
+)
+def test_rows_that_cannot_be_put_are_refused(shards, keys, values, said) -> None:
+    @dps.function(changes=True)
+    def put(rows):
+        rows.put(np.array(keys), values)
+
+    if shards.spec.keyed:
+        shards.change(ASSIGN if not shards.spec.slots else PUSH, np.array([1]), np.zeros(2))
+        if keys[-1] == 768:  # which must lie elsewhere
+            assert len(shards.grouped(np.array(keys))) == 2
+    with pytest.raises(InputError, match=said):
+        shards.call(put, [1])
+    reading = shards.rows([1])[0]
+    with pytest.raises(InputError, match="a reading function puts no rows"):
+        reading.put(np.array([1]), np.zeros((1, 2)))
+
+
+def test_rows_are_put_once() -> None:
+    rows = together().rows([1], changes=True)[0]
+    rows.put(np.array([2]), np.ones((1, 2)))
+    with pytest.raises(InputError, match="puts rows once; 1 rows were put before"):
+        rows.put(np.array([3]), np.ones((1, 2)))
+    effect = rows.effect()
+    assert effect.keys.tolist() == [2]
+
+
+def test_an_effect_has_each_key_once() -> None:
+    shards = together()
+    shards.change(ASSIGN, np.array([1, 2]), np.arange(4.0))
+    rows = shards.rows([1, 2], changes=True)[0]
+    rows.values += 1
+    rows.put(np.array([2, 7]), np.ones((2, 2)))
+    assert sorted(rows.effect().keys.tolist()) == [1, 2, 7]
+    rows = shards.rows([1, 2], changes=True)[0]
+    rows.delete(np.ones(2, bool))
+    rows.put(np.array([2]), np.ones((1, 2)))
+    effect = rows.effect()
+    assert (effect.keys.tolist(), effect.deleted.tolist()) == ([2], [1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("stays = ~np.isin(made.keys, keys)", "stays = np.ones(len(made.keys), bool)"),
+        ("made.deleted[~np.isin(made.deleted, keys)]", "made.deleted"),
+    ],
+)
+def test_a_wrong_effect_of_rows_that_were_put_is_noticed(old, new) -> None:
+    assert_noticed(Rows, "effect", old, new, test_an_effect_has_each_key_once)

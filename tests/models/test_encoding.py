@@ -138,3 +138,29 @@ def test_libsvm_errors(tmp_path):
         (part,) = read_libsvm(str(tmp_path / "a.svm"), **options)
         with pytest.raises(InputError, match=r"a\.svm, line 1 .*n_features=.*zero_based="):
             part.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("by_field", [False, True])
+def test_features_are_numbered_by_a_vocabulary(by_field):
+    frame = pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"], "age": [2.0, np.nan, 3.0]})
+    with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+        words = ps.vocabulary("features", lanes=1)
+        X = encode_frame(frame, bits=4, by_field=by_field, vocabulary=words)
+        fields = 2 if by_field else 1
+        assert X.shape == (3, 16 * fields)
+        made = {
+            (row, words.words([column // fields])[0]): X[row, column] for row, column in zip(*X.nonzero(), strict=True)
+        }
+        assert made == {
+            (0, "city=Oslo"): 1, (1, "city=Rome"): 1, (2, "city=Oslo"): 1,
+            (0, "age"): 2, (1, "age is missing"): 1, (2, "age"): 3,
+        }  # fmt: skip
+        if by_field:
+            assert set((X.nonzero()[1] % 2).tolist()) == {0, 1}
+        unknown = encode_frame(frame.replace("Rome", "Bonn"), bits=4, vocabulary=words.frozen())
+        assert (unknown.sum(axis=1).ravel() == [[3, 1, 4]]).all(), "the unknown city is left out"
+        with pytest.raises(InputError, match="bits=2 takes ids below 4"):
+            encode_frame(pd.DataFrame({"x": [1.0], "y": [1.0]}), bits=2, vocabulary=words)
+        y = [0, 1, 0]
+        model = dps.models.LogisticRegression(client=ps, solver="ftrl").fit(X, y)
+        assert model.coef_.shape == (1, X.shape[1])

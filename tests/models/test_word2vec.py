@@ -220,3 +220,20 @@ def test_unknown_words_and_broken_files(tmp_path):
         (tmp_path / str(number)).write_bytes(raw)
         with pytest.raises(InputError, match=r"first line|ends early"):
             WordVectors.load_word2vec_format(tmp_path / str(number), binary)
+
+
+def test_the_words_of_a_vocabulary_are_learnt_without_another_count():
+    sentences = [["a", "b", "c", "b"]] * 20 + [["rare", "a"]]
+    with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+        words = ps.vocabulary("words", counts=True)
+        for sentence in sentences:
+            words.count(sentence)
+        options = {"client": ps, "epochs": 2, "min_count": 2, "seed": 3}
+        model = Word2Vec(4, **options).fit(sentences, vocabulary=words)
+        other = Word2Vec(4, **options).fit(sentences)
+        assert model.wv.index_to_key == other.wv.index_to_key == ["b", "a", "c"]
+        assert model.counts_.tolist() == [40, 21, 20]
+        assert np.array_equal(model.wv["a"], other.wv["a"])
+        assert len(ps.status().runs) == 3, "one run less"
+        with pytest.raises(InputError, match="counts=True"):
+            Word2Vec(4, **options).fit(sentences, vocabulary=ps.vocabulary("uncounted"))

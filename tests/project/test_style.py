@@ -34,7 +34,7 @@ ENGINE = {
     "checkpoints": "core state",
     "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other
-    "client": PLACED + " core coordination.origins functions.definition",
+    "client": PLACED + " core coordination.origins functions.definition functions.words",
     "server": PLACED + " core checkpoints functions",
     "controller": PLACED + " checkpoints coordination",
     # what stands around them

@@ -4,6 +4,7 @@
 verbs       the verbs, each with its signature, types and documentation
 client      what carries them out
 table       the handle of a table, which calls the client with the table's name
+word_table  words to ids that the servers keep, and back
 scans       the rows of a keyed table in a range of keys, or the keys of all, piece after piece
 inputs      keys and values as users have them, as int64 keys and rows of the table's dtype
 plain       the plain way of a call whose caller waits: one compiled step

@@ -41,9 +41,11 @@ from dps.engine.client.session import ClientSession
 from dps.engine.client.table import Table, name_of, place_of, through
 from dps.engine.client.ticket import Certificate, Pending, SentCall, Ticket
 from dps.engine.client.verbs import Certified, Keys, Pulls, T, TableLike, Verbs, implements
+from dps.engine.client.word_table import WordTable
 from dps.engine.coordination.origins import encode_key
 from dps.engine.daskapi.cordon import Execution, execution
 from dps.engine.functions.definition import Function
+from dps.engine.functions.words import WordLayout
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, TableSpec
 from dps.engine.wire import frames
@@ -121,12 +123,13 @@ class Client(Verbs):
         self._check_aggregate = check_aggregate
         self._plain = PlainCalls(self.session, check_aggregate)
         self._functions, self._scans = FunctionCaller(self.session), Scans(self.session)
-        self._rehearses = rehearses
+        self.rehearses = rehearses
         # Set while a trainer is replayed: what it pushes has been acknowledged. Not every shard could tell that it is a
         # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of. So
         # pushes are not sent, and what is sent for its answer says that it is a repeat.
         self.replays = False
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
+        self._beside: Client | None = None  # a client without a clock, where this one has a clock
 
     def __repr__(self) -> str:
         return f"<dps.Client of {self.ticket.session!r}{' (closed)' if self.session.closed else ''}>"
@@ -154,6 +157,8 @@ class Client(Verbs):
     def close(self) -> None:
         """Close all connections. What was not waited for is lost."""
         self.session.close()
+        if self._beside is not None:
+            self._beside.close()
 
     def forget_routes(self) -> None:
         """Ask the controller again, at the next call, what tables there are."""
@@ -221,6 +226,62 @@ class Client(Verbs):
                [0., 0.]], dtype=float32), array([1., 0.], dtype=float32))
         """
         return self.table(table).spec.columns
+
+    def vocabulary(self, name: str) -> WordTable:
+        """The words and ids of a vocabulary that there is: :meth:`dps.ParameterServer.vocabulary` makes one.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        WordTable
+
+        Raises
+        ------
+        UnknownTableError
+            There is no table of that name.
+        InputError
+            The table of that name is no vocabulary.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         ids = ps.vocabulary("words").ids(["a", "rose"])
+        ...         ps.client().vocabulary("words").words(ids)
+        ['a', 'rose']
+        """
+        WordLayout.of(self.spec_of(name))
+        return WordTable(name, self._without_clock(), self)
+
+    def spec_of(self, table: str) -> TableSpec:
+        """The definition of a table, UnknownTableError if there is none of that name."""
+        with self.session.lock:
+            return self.session.ready(table).spec
+
+    def call_for_itself(self, function: Function, table: str, keys: Keys, **arguments: object) -> object:
+        """As :meth:`call`, in the name of this client and of no Dask task or trainer.
+
+        For functions that change nothing the second time. A task that is run again calls them with what has no effect
+        yet, so its calls are others than those of the attempt before, and must not be taken for these.
+        """
+        session = self.session
+        with session.lock:
+            session.meter.begin(session.now())
+            try:
+                return self._functions.call(function, table, keys, arguments, self.rehearses)
+            finally:
+                session.meter.lap("push", session.now())
+
+    def _without_clock(self) -> Client:
+        """This client, or one beside it that has no clock: it waits for no trainer, and has an origin of its own."""
+        if self.session.own.clock == NO_CLOCK:
+            return self
+        if self._beside is None or self._beside.session.closed:
+            self._beside = Client(self.ticket, self.session.environment)
+        return self._beside
 
     @implements(Verbs.pull)
     def pull(self, table: object, keys: Keys = None, out: object = None, born: bool = False) -> object:
@@ -318,9 +379,7 @@ class Client(Verbs):
             session.meter.begin(session.now())
             with self._as_task() if function.changes else NOTHING:
                 try:
-                    return self._functions.call(
-                        function, name_of(table), keys, arguments, self._rehearses, self.replays
-                    )
+                    return self._functions.call(function, name_of(table), keys, arguments, self.rehearses, self.replays)
                 finally:
                     session.meter.lap("push" if function.changes else "pull", session.now())
 
@@ -422,7 +481,7 @@ class Client(Verbs):
                         )
                     )
                     prepared.append(of_column(made, column) if answered else made)
-                if self._rehearses:
+                if self.rehearses:
                     return self._rehearsed(table, keys, out, keep) if answered else Pending((), nothing)
                 if self.replays and not answered:
                     session.skip(prepared)
@@ -444,7 +503,7 @@ class Client(Verbs):
     ) -> object:
         """The result of a push whose caller waits, the plain way; DECLINED if it is not plain."""
         several = isinstance(table, Mapping)
-        if self._rehearses or self.replays or not (several or type(table) is str or isinstance(table, Table)):
+        if self.rehearses or self.replays or not (several or type(table) is str or isinstance(table, Table)):
             return DECLINED
         session = self.session
         with session.lock:

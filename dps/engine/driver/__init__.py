@@ -6,6 +6,7 @@ connection        a driver's connection to the controller, over Dask's control p
 archive           checkpoints, exports and reports, as the handle writes them
 lazy              lazy stages on Dask collections
 mapping           ps.map: a function of partitions and tables, lazily
+vocabularies      the tables of a vocabulary
 kinds             which kind of Dask collection a value is
 preload           --preload dps for `dask scheduler` and `dask worker`
 ================= ==================================================================

@@ -23,6 +23,7 @@ from dps.engine.client.client import Client
 from dps.engine.client.table import Table
 from dps.engine.client.ticket import Ticket
 from dps.engine.client.verbs import Keys, TableLike
+from dps.engine.client.word_table import WordTable
 from dps.engine.dashboard.notebook import (
     PATIENCE_SECONDS,
     NotebookStatus,
@@ -41,6 +42,7 @@ from dps.engine.driver.archive import (
 )
 from dps.engine.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.engine.driver.mapping import mapped
+from dps.engine.driver.vocabularies import make_vocabulary
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
 from dps.engine.state.columns import Column, parts_of_table
@@ -387,6 +389,59 @@ class ParameterServer:
 
     def _handle(self, spec: TableSpec) -> Table:
         return Table(spec, self.name, self._connection.client)
+
+    def vocabulary(
+        self,
+        name: str,
+        *,
+        width: int | None = None,
+        lanes: int | None = None,
+        counts: bool = False,
+        copies: int | None = None,
+    ) -> WordTable:
+        """The vocabulary of that name: text to int64 ids, and back. It is made, if there is none.
+
+        Ids are small whole numbers that index an embedding, in place of hashes: of n words with l lanes, they are below
+        about ``n + 4 sqrt(l n) + l``. The words lie in a table of that name, and their counts in ``name.counts``.
+
+        Parameters
+        ----------
+        name : str
+            Of the table, which is keyed, of int64, and not to be pushed to by hand.
+        width : int, optional
+            Bytes of the longest word, a multiple of 8 up to 248; 56 by default. A word takes twice so many bytes on the
+            servers, and 60 bytes more.
+        lanes : int, optional
+            Into how many parts ids are dealt, a power of two up to 1024; 32 by default. The shards of the table have
+            equal parts of them. With one lane the ids are 0, 1, 2, ... without a gap, on one shard.
+        counts : bool
+            Keep how often a word is seen (:meth:`dps.WordTable.count`).
+        copies : int, optional
+            As for :meth:`table`.
+
+        Returns
+        -------
+        WordTable
+            Its calls go through :meth:`client`. In a run, ``trainer.vocabulary(name)``.
+
+        Raises
+        ------
+        InputError
+            `width` or `lanes` that cannot be; a table of that name is no vocabulary.
+        NameInUseError
+            The vocabulary there is differs from what was asked for.
+
+        Examples
+        --------
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     words = ps.vocabulary("words", lanes=1, counts=True)
+        ...     words.count(["a", "rose", "is", "a", "rose"]), words.counts([0, 1, 2])
+        (array([0, 1, 2, 0, 1]), array([2, 2, 1]))
+        >>> cluster.close()
+        """
+        make_vocabulary(self.tables(), self.table, name, width, lanes, counts, copies)
+        return self._connection.client().vocabulary(name)
 
     def drop_table(self, table: TableLike) -> None:
         """Forget a table and its rows."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from dps.engine.core.blocks import empty
 from dps.engine.state.ops import Selected, TableSpec
+from dps.engine.state.partition import distinct, group
 from dps.errors import InputError, NotFiniteError
 
 __all__ = ["Effect", "Rows"]
@@ -72,6 +73,7 @@ class Rows:
         self._copy: Writable | None = None  # [m, dim + slots]
         self._replaced: list[tuple[int, Writable]] = []
         self._deleted: np.ndarray | None = None  # bool[m]
+        self._put: tuple[np.ndarray, np.ndarray] | None = None  # keys and rows, which the call may not have named
 
     def __len__(self) -> int:
         return len(self._selection.rows)
@@ -157,6 +159,48 @@ class Rows:
         self._deleted = mask if self._deleted is None else self._deleted | mask
         return int(np.count_nonzero(mask))
 
+    def put(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Make rows of this shard, or replace them, also such that the call did not name.
+
+        They count together with all else that the function does, or not at all. So a function can keep an index of what
+        it changes. Of a key that was named as well, the row given here counts. A call puts rows once.
+
+        Parameters
+        ----------
+        keys : ndarray of int64 [n]
+            Of a keyed table, each once, and each with its place on this shard (`shard`).
+        values : ndarray [n, dim]
+
+        Raises
+        ------
+        InputError
+            A dense table, a table whose rows have more than their values (optimizer state, or the records of
+            ``expire=`` and ``max_bytes=``), repeated keys, keys of another shard, values of another shape.
+        """
+        if not self._changes:
+            raise InputError("a reading function puts no rows: declare it with @dps.function(changes=True)")
+        spec = self.spec
+        if not spec.keyed or spec.slots:
+            raise InputError(
+                f"table {spec.name!r}: a function puts rows into keyed tables whose rows are values only, and these "
+                + (f"have {spec.slots} columns of state or records" if spec.keyed else "rows are dense")
+            )
+        if self._put is not None:
+            raise InputError(f"a function puts rows once; {len(self._put[0])} rows were put before")
+        placed = np.array(keys, np.int64)
+        rows = np.array(values, spec.dtype, order="C")
+        if placed.ndim != 1 or rows.shape != (len(placed), spec.dim):
+            raise InputError(f"{placed.shape} keys with values {rows.shape}, and the rows have dim {spec.dim}")
+        if len(distinct(placed)) != len(placed):
+            raise InputError(f"{len(placed)} rows are put, and only {len(distinct(placed))} keys differ")
+        starts = group(placed, 0, spec.shards, spec.name, spec.cells).starts
+        if starts[self.shard + 1] - starts[self.shard] != len(placed):
+            raise InputError(
+                f"{len(placed)} rows are put on shard {self.shard} of table {spec.name!r}, and only "
+                f"{starts[self.shard + 1] - starts[self.shard]} of their keys lie there: give the table a partition="
+            )
+        self._put = placed, rows
+
     def effect(self) -> Effect | None:
         """What the function has done; None: nothing. To be called once, when it has ended.
 
@@ -167,6 +211,19 @@ class Rows:
         InputError
             The values were changed, and not the state from which they follow.
         """
+        made = self._effect_on_named()
+        if self._put is None:
+            return made
+        keys, rows = self._put
+        self._check_finite(rows)
+        if made is None:
+            return Effect(keys, 0, rows)
+        assert made.keys is not None  # because the table is keyed
+        stays = ~np.isin(made.keys, keys)
+        gone = None if made.deleted is None else made.deleted[~np.isin(made.deleted, keys)]
+        return Effect(np.concatenate([made.keys[stays], keys]), 0, np.concatenate([made.rows[stays], rows]), gone)
+
+    def _effect_on_named(self) -> Effect | None:
         made = self._made()
         if made is None and self._deleted is None:
             return None

@@ -30,6 +30,7 @@ from dps.engine.client.environment import Environment
 from dps.engine.client.table import Table
 from dps.engine.client.ticket import Ticket
 from dps.engine.client.verbs import Changes, Keys, MergingVerbs, T, TableLike, Values
+from dps.engine.client.word_table import WordTable
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.training.allreduce import RING_BYTES, RingAllreduce
 from dps.engine.training.batches import Batches, EpochRows
@@ -241,6 +242,14 @@ class Trainer(MergingVerbs):
     def columns(self, table: TableLike) -> ColumnLayout:
         """Where the columns lie of a table made with ``columns=``; see :meth:`dps.Client.columns`."""
         return self._client.columns(table)
+
+    def vocabulary(self, name: str) -> WordTable:
+        """The words and ids of a vocabulary, see :meth:`dps.Client.vocabulary`.
+
+        Ids wait for no other trainer: each trainer sees all that any client was given. Counts are pushed as this
+        trainer's, at its clock.
+        """
+        return self._client.vocabulary(name)
 
     def flush(self) -> None:
         """Send now what :meth:`increment`, :meth:`merge_max` and :meth:`merge_min` have kept, and wait for it."""

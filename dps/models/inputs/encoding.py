@@ -17,7 +17,9 @@ from dps.models.types import Block, Features
 __all__ = ["Layout", "encode_frame", "matrix_of"]
 
 
-def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> scipy.sparse.csr_matrix:
+def encode_frame(
+    frame: Features, bits: int = 20, by_field: bool = False, vocabulary: dps.WordTable | None = None
+) -> scipy.sparse.csr_matrix:
     """A DataFrame as sparse rows of 2**bits hashed features.
 
     A text or categorical column gives each row one feature, hash(column, value), of value 1. A numeric column is one
@@ -32,6 +34,10 @@ def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> sci
     by_field : bool
         Number pairs of a feature and its field, ``feature * columns + column``, as field-aware factorization machines
         take them.
+    vocabulary : WordTable, optional
+        Number features by a vocabulary (:meth:`dps.ParameterServer.vocabulary`) in place of hashes, so that no two
+        share a number, and each leads back to its column and value. Features that a frozen vocabulary does not have are
+        left out.
 
     Returns
     -------
@@ -57,26 +63,40 @@ def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> sci
     kind = np.int32 if width <= np.iinfo(np.int32).max else np.int64
     places, values = [], []
     if words:
-        places.append(dps.hash_columns(frame[words], bits=bits).astype(kind))
+        places.append(dps.hash_columns(frame[words], bits=bits, vocabulary=vocabulary).astype(kind))
         values.append(np.ones((rows, len(words)), np.float32))
     if numeric:
         numbers = np.array(frame[numeric].to_numpy(np.float32, na_value=np.nan), order="C")
         missing = np.isnan(numbers)
-        mask = (1 << bits) - 1
-        names = (dps.hash_strings([f"{c}" for c in numeric]) & mask).astype(kind)
-        absent = (dps.hash_strings([f"{c} is missing" for c in numeric]) & mask).astype(kind)
+        names = _numbered([f"{c}" for c in numeric], bits, vocabulary).astype(kind)
+        absent = _numbered([f"{c} is missing" for c in numeric], bits, vocabulary).astype(kind)
         places.append(np.where(missing, absent, names))
         numbers[missing] = 1
         values.append(numbers)
     if not places:
         raise InputError("the frame has no columns")
     place, value = (parts[0] if len(parts) == 1 else np.hstack(parts) for parts in (places, values))
+    if vocabulary is not None:
+        known = np.greater_equal(place, 0)
+        place, value = np.where(known, place, 0), np.where(known, value, np.float32(0))
     if by_field:
         place = place * fields + np.array([frame.columns.get_loc(column) for column in (*words, *numeric)], kind)
     there = value != 0
     indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(kind)
     parts = (value.ravel(), place.ravel()) if there.all() else (value[there], place[there])
     return scipy.sparse.csr_matrix((*parts, indptr), shape=(rows, width))
+
+
+def _numbered(words: list[str], bits: int, vocabulary: dps.WordTable | None) -> np.ndarray:
+    """The features of columns of numbers."""
+    if vocabulary is None:
+        return dps.hash_strings(words) & ((1 << bits) - 1)
+    ids = vocabulary.ids(words)
+    if ids.max(initial=0) >= 1 << bits:
+        raise InputError(
+            f"an id of the vocabulary is {ids.max()}, and bits={bits} takes ids below {1 << bits}: raise bits"
+        )
+    return ids
 
 
 @sendable

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Sentences", "Text", "Vocabulary", "batches_of", "count_words", "text_of"]
-__all__ += ["WalkText", "visited_vertices", "vocabulary_of", "walk_text"]
+__all__ += ["WalkText", "counted_words", "visited_vertices", "vocabulary_of", "walk_text"]
 
 Sentences: TypeAlias = (
     Any  # lists of words in memory, in a Dask bag, in a list of futures or in Spark; or a path of text
@@ -178,6 +178,15 @@ def vocabulary_of(counts: Sequence[Counter[str]], min_count: int, name: str = "t
             f"{kept[0][1]!r} is the only word that occurs min_count={min_count} times or more: vectors need two words"
         )
     return Vocabulary([word for _, word in kept], -np.array([count for count, _ in kept], np.int64))
+
+
+def counted_words(words: dps.WordTable, min_count: int) -> Vocabulary:
+    """The words that a vocabulary has counted at least `min_count` times, as :func:`vocabulary_of` has them."""
+    named = dict(words.items())
+    counts = words.counts(list(named)).tolist()
+    return vocabulary_of(
+        [Counter(dict(zip(named.values(), counts, strict=True)))], min_count, f"vocabulary {words.name!r}"
+    )
 
 
 def visited_vertices(walks: RandomWalks, min_count: int) -> Vocabulary:

@@ -26,6 +26,7 @@ from dps.models.words.text import (
     Text,
     Vocabulary,
     count_words,
+    counted_words,
     text_of,
     visited_vertices,
     vocabulary_of,
@@ -87,12 +88,20 @@ class VectorModel(ServerModel[WordModel]):
     seed: int = 1
     progress: bool | None = None
 
-    def learn(self, ps: dps.ParameterServer, text: Text | RandomWalks, epochs: int, ours: bool) -> None:
+    def learn(
+        self,
+        ps: dps.ParameterServer,
+        text: Text | RandomWalks,
+        epochs: int,
+        ours: bool,
+        counted: Vocabulary | None = None,
+    ) -> None:
         """Make so many passes over the text, from what is learnt or from the beginning, and keep what comes of it.
 
-        `ours`: the servers end with the fit, so that the vectors are copied into this process.
+        `ours`: the servers end with the fit, so that the vectors are copied into this process. `counted`: the words, if
+        they need not be counted.
         """
-        vocabulary = None if self._learnt is None else self._learnt.vocabulary
+        vocabulary = counted if self._learnt is None else self._learnt.vocabulary
         if isinstance(text, RandomWalks):
             self._learn(ps, text, vocabulary or visited_vertices(text, self.min_count), epochs, ours)
             return
@@ -248,7 +257,7 @@ class Word2Vec(VectorModel):
 
     min_count: int = 5
 
-    def fit(self, sentences: Sentences, y: None = None) -> Self:
+    def fit(self, sentences: Sentences, y: None = None, vocabulary: dps.WordTable | None = None) -> Self:
         """Count the words, and learn a vector for each.
 
         Parameters
@@ -261,6 +270,9 @@ class Word2Vec(VectorModel):
             server.
         y : None
             Not used.
+        vocabulary : WordTable, optional
+            A vocabulary with counts (:meth:`dps.ParameterServer.vocabulary`). Its words are learnt, and the sentences
+            are read once less, because nothing is counted.
 
         Returns
         -------
@@ -273,23 +285,35 @@ class Word2Vec(VectorModel):
             Sentences or settings from which no model can be trained. No table or server is left behind.
         """
         self.check()
-        text = self._text(sentences)
+        text, counted = self._text(sentences), self._counted(sentences, vocabulary)
         self.forget()
         try:
-            return self._fit(text, self.epochs)
+            return self._fit(text, self.epochs, counted)
         except BaseException:
             self.forget()
             raise
 
-    def partial_fit(self, sentences: Sentences, y: None = None, epochs: int | None = None) -> Self:
+    def partial_fit(
+        self,
+        sentences: Sentences,
+        y: None = None,
+        epochs: int | None = None,
+        vocabulary: dps.WordTable | None = None,
+    ) -> Self:
         """Go on with the vectors, in `epochs` passes (by default 1) over these sentences; the words stay the same.
 
-        The first call counts the words, as `fit` does. Words that are new later are left out.
+        The first call counts the words, or takes those of a vocabulary, as `fit` does. Words that are new later are
+        left out.
         """
         self.check()
         passes = 1 if epochs is None else epochs
         refuse_other("epochs", passes, Whole())
-        return self._fit(self._text(sentences), passes)
+        return self._fit(self._text(sentences), passes, self._counted(sentences, vocabulary))
+
+    def _counted(self, sentences: Sentences | RandomWalks, words: dps.WordTable | None) -> Vocabulary | None:
+        if words is not None and isinstance(sentences, RandomWalks):
+            raise InputError("the words of walks are vertices, and were counted with the walks: leave out vocabulary=")
+        return None if words is None else counted_words(words, self.min_count)
 
     def _text(self, sentences: Sentences | RandomWalks) -> Text | RandomWalks:
         if not isinstance(sentences, RandomWalks):
@@ -299,11 +323,11 @@ class Word2Vec(VectorModel):
         sentences.check_open()
         return sentences
 
-    def _fit(self, text: Text | RandomWalks, epochs: int) -> Self:
+    def _fit(self, text: Text | RandomWalks, epochs: int, counted: Vocabulary | None) -> Self:
         if self._tables is not None:
             with aside():
                 self.learn(self._tables.ps, text, epochs, False)
             return self
         with self.serving(text.source if isinstance(text, Text) else text) as (ps, ours):
-            self.learn(ps, text, epochs, ours)
+            self.learn(ps, text, epochs, ours, counted)
         return self
