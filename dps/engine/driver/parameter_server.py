@@ -410,7 +410,7 @@ class ParameterServer:
             Of the table, which is keyed, of int64, and not to be pushed to by hand.
         width : int, optional
             Bytes of the longest word, a multiple of 8 up to 248; 56 by default. A word takes twice so many bytes on the
-            servers, and 60 bytes more.
+            servers, and 80 bytes more.
         lanes : int, optional
             Into how many parts ids are dealt, a power of two up to 1024; 32 by default. The shards of the table have
             equal parts of them. With one lane the ids are 0, 1, 2, ... without a gap, on one shard.

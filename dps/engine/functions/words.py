@@ -21,6 +21,7 @@ whether a call is repeated, or comes twice, or loses a race makes no difference.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,10 +69,9 @@ class WordLayout(NamedTuple):
     @classmethod
     def of(cls, spec: TableSpec) -> WordLayout:
         """The layout of a table that there is; InputError if it is no table of words."""
-        lanes = len(spec.partition.bounds) + 1 if isinstance(spec.partition, RangePartition) else 1
-        found = cls(lanes.bit_length() - 1, spec.dim)
-        sound = spec.keyed and spec.dtype == "int64" and spec.slots == 0 and 2 <= spec.dim <= 1 + MAX_WIDTH // 8
-        if not sound or lanes & (lanes - 1) or found.partition != spec.partition or (lanes == 1 and spec.shards > 1):
+        found = layout_of(spec.partition, spec.dim)
+        sound = spec.keyed and spec.dtype == "int64" and spec.slots == 0
+        if found is None or not sound or (found.lanes == 1 and spec.shards > 1):
             raise InputError(
                 f"table {spec.name!r} is no vocabulary: ps.vocabulary makes one, of a name that no other table has"
             )
@@ -126,6 +126,14 @@ class WordLayout(NamedTuple):
     @staticmethod
     def _shifted(numbers: np.ndarray, bits: int) -> np.ndarray:
         return numbers >> np.uint64(bits) if bits < 64 else np.zeros_like(numbers)
+
+
+@functools.lru_cache(maxsize=64)
+def layout_of(partition: Partition, dim: int) -> WordLayout | None:
+    """The layout of a table with this partition, None if it has none; kept, because each look-up asks for it."""
+    lanes = len(partition.bounds) + 1 if isinstance(partition, RangePartition) else 1
+    found = WordLayout(lanes.bit_length() - 1, dim)
+    return found if found.partition == partition and 8 <= found.width <= MAX_WIDTH else None
 
 
 @function(changes=True, dtypes=["int64"])
