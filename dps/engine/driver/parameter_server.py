@@ -42,7 +42,7 @@ from dps.engine.driver.archive import (
 )
 from dps.engine.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.engine.driver.mapping import mapped
-from dps.engine.driver.vocabularies import make_vocabulary
+from dps.engine.driver.vocabularies import made_vocabulary
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
 from dps.engine.state.columns import Column, parts_of_table
@@ -440,8 +440,7 @@ class ParameterServer:
         (array([0, 1, 2, 0, 1]), array([2, 2, 1]))
         >>> cluster.close()
         """
-        make_vocabulary(self.tables(), self.table, name, width, lanes, counts, copies)
-        return self._connection.client().vocabulary(name)
+        return made_vocabulary(self, name, width, lanes, counts, copies)
 
     def drop_table(self, table: TableLike) -> None:
         """Forget a table and its rows."""
