@@ -137,11 +137,11 @@ def layout_of(partition: Partition, dim: int) -> WordLayout | None:
 
 
 @function(changes=True, dtypes=["int64"])
-def assign_words(rows: Rows, at: np.ndarray, words: np.ndarray) -> None:
+def assign_words(rows: Rows, at: np.ndarray, turns: np.ndarray, words: np.ndarray) -> None:
     """Give an id to each of the words whose key has no row yet.
 
     The call names the keys of the words and the counters of their lanes. `at` are the keys of the words, sorted;
-    `words` their rows, without ids.
+    `words` their rows, without ids. The words of a lane are numbered in the order of their `turns`.
     """
     layout, keys = WordLayout.of(rows.spec), rows.keys
     which = np.minimum(np.searchsorted(at, keys), len(at) - 1)
@@ -151,7 +151,7 @@ def assign_words(rows: Rows, at: np.ndarray, words: np.ndarray) -> None:
         return
     lanes, next_number = layout.lanes_of(keys[fresh]), np.zeros(layout.lanes, np.int64)
     next_number[layout.lanes_of(keys[~named])] = rows.before[~named, 0]
-    order = np.argsort(lanes, kind="stable")
+    order = np.lexsort((turns[which[fresh]], lanes))
     fresh, lanes = fresh[order], lanes[order]
     ranks = np.arange(len(fresh)) - np.searchsorted(lanes, lanes)  # of the word among those of its lane
     ids = (next_number[lanes] + ranks) << layout.bits | lanes
