@@ -57,12 +57,10 @@ if __name__ == "__main__":
                 time.sleep(max(0, began + (day + batch / batches) * DAY - time.monotonic()))
                 for name, table in tables.items():
                     losses[name].append(learn(table, keys, clicked))
-            (server,) = ps.status().servers
+            status = ps.status()
             for name in tables:
-                held, loss = server.tables[name], np.mean(losses[name][-batches:])
-                print(
-                    f"day {day + 1}, {name}: log-loss {loss:.4f}, {held.rows} rows in {held.bytes / 1e6:.2f} MB, "
-                    f"{held.evicted} evicted, {held.expired} expired"
-                )
+                held, loss = status.tables[name], np.mean(losses[name][-batches:])
+                went = f", {held.turnover.evicted} evicted, {held.turnover.expired} expired" if held.turnover else ""
+                print(f"day {day + 1}, {name}: log-loss {loss:.4f}, {held.rows} rows, {held.bytes / 1e6:.2f} MB{went}")
         for name in tables:
             print(f"all days, {name}: log-loss {np.mean(losses[name]):.4f}")

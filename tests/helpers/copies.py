@@ -57,5 +57,6 @@ def wait_until_copies_are_equal(ps: dps.ParameterServer, table: str) -> None:
 
 def gone(ps: dps.ParameterServer, table: str) -> tuple[int, int]:
     """The rows of a table that were evicted, and those that expired, as the servers report."""
-    held = [server.tables[table] for server in ps.status().servers if server.tables and table in server.tables]
-    return sum(each.evicted for each in held), sum(each.expired for each in held)
+    turnover = ps.status().tables[table].turnover
+    assert turnover is not None
+    return turnover.evicted, turnover.expired

@@ -25,6 +25,7 @@ from dps.engine.telemetry.snapshot import (
     TrainerPhase,
     TrainerStatus,
     TrainerStrip,
+    Turnover,
 )
 
 COUNTED = ("pulls", "pushes", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again", "cpu", "starved")
@@ -198,6 +199,7 @@ def table_of(rng: np.random.Generator, name: str, servers: int, shards: int = 16
         joiners=[None] * shards,
         hot_keys=[HotKey(17, 81_000.0, 0.091), HotKey(-4, 40_500.0, 0.0455, 0.001)],
         hot_shares=[HotShare(1, 0.091), HotShare(8, 0.25, 0.002), HotShare(64, 0.41, 0.0423)],
+        turnover=Turnover(0.991, evicted=120_000, expired=300, admitted=90_000, dropped=800_000, waiting=410_000),
     )
 
 

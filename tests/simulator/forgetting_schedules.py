@@ -79,7 +79,8 @@ def forget_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> Non
             for replica in table.replicas.values():
                 rows = len(replica.shard)
                 assert not spec.most_rows or rows <= spec.most_rows, f"{rows} rows, and room for {spec.most_rows}"
-            reported += sum(table.gone()) if number in members else 0
+            went = table.turnover() if number in members else None
+            reported += went.evicted + went.expired if went is not None else 0
     was = f"{reported} rows are said to have gone, and primaries have let {len(FORGOTTEN)} go"
     assert reported <= len(FORGOTTEN) if sim.hit else reported == len(FORGOTTEN), was
     too_many = {key: value for key, value in values.items() if value > counts[key]}

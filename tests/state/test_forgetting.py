@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import mutant
 
 import dps
 from dps.engine.core.shards.records import counts, moments, records_of, uses_of, versions
@@ -323,6 +324,54 @@ def test_an_index_of_a_budget_grows_where_rows_cannot_go():
     push(shard, range(10))
 
 
+def test_each_row_goes_once_while_copies_are_made():
+    """A pinned index keeps the keys of rows that went, grows, and has some keys twice: none of them is named twice."""
+    shard = shard_with(dim=1, max_bytes=60_000)
+    coldest, rng = Coldest(shard.spec.life), np.random.default_rng(3)
+    for turn in range(600):
+        keys = distinct(7919 * np.arange(25 * turn, 25 * turn + 25))
+        if rng.random() < 0.05:
+            (shard.unpin if shard.pins else shard.pin)()
+        rows = must_go(shard, new_rows(shard, keys))
+        if rows:
+            before = len(shard)
+            forget(shard, coldest.take(shard, rows, keys))
+            assert len(shard) == before - rows
+        push(shard, keys)
+        if rng.random() < 0.3:
+            coldest.prepare(shard, 200)
+        if shard.is_untidy:
+            shard.tidy()
+        assert len(shard) <= shard.most_rows
+
+
+@pytest.mark.parametrize("used_in_between", [False, True])
+def test_time_that_passes_in_a_round_makes_no_row_colder_than_others(used_in_between):
+    """Moments pass also while a shard is hardly used. Rows that were used late stay, whenever the round began.
+
+    `used_in_between`: after the round has collected them, and before it takes them.
+    """
+    shard = shard_with(dim=1, max_bytes=200_000)
+    count = shard.most_rows
+    cold, warm = np.arange(count // 2), np.arange(count // 2, count)
+    push(shard, cold)
+    for second in range(64):
+        age(shard, 1000 * second)
+    coldest = Coldest(shard.spec.life)
+    if used_in_between:
+        push(shard, warm)
+        coldest.prepare(shard, 1 << 20)
+        push(shard, cold[: count // 4])
+        warm = np.concatenate([warm, cold[: count // 4]])
+    else:
+        push(shard, warm)
+        coldest.prepare(shard, 100)
+    for second in range(64, 500):
+        age(shard, 1000 * second)
+    gone = coldest.take(shard, count // 64, np.zeros(0, np.int64))
+    assert not set(gone.tolist()) & set(warm.tolist())
+
+
 # ---- What a table may ask
 
 
@@ -389,6 +438,20 @@ def test_wrong_choices_are_caught(wrong, test, monkeypatch):
     checked = test or functools.partial(test_hits_are_those_of_an_exact_cache, "lru", 3)
     with pytest.raises(AssertionError):
         checked()
+
+
+@pytest.mark.parametrize("used_in_between", [False, True])
+def test_wrong_ranks_that_change_with_time_are_caught(monkeypatch, used_in_between):
+    monkeypatch.setitem(forgetting.RANKS, "lru", lambda shard, rows: -ages_of(shard, rows))
+    with pytest.raises(AssertionError):
+        test_time_that_passes_in_a_round_makes_no_row_colder_than_others(used_in_between)
+
+
+def test_wrong_a_row_that_goes_twice_is_caught(monkeypatch):
+    wrong = mutant(Coldest._chosen, " | is_among(keys, np.sort(found))", "")
+    monkeypatch.setattr(Coldest, "_chosen", wrong)
+    with pytest.raises(AssertionError):
+        test_each_row_goes_once_while_copies_are_made()
 
 
 def ages_of(shard: KeyedShard, rows: np.ndarray) -> np.ndarray:

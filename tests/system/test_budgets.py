@@ -17,6 +17,7 @@ from kills import pids_of
 from servers import wait_until
 
 import dps
+from dps.engine.telemetry.snapshot import Turnover
 from dps.errors import InputError, LimitError
 
 
@@ -33,6 +34,12 @@ def held(ps: dps.ParameterServer, table: dps.Table) -> list:
     return [server.tables[table.name] for server in ps.status().servers if table.name in server.tables]
 
 
+def turnover(ps: dps.ParameterServer, table: dps.Table) -> Turnover:
+    found = ps.status().tables[table.name].turnover
+    assert found is not None
+    return found
+
+
 @pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_budget_keeps_the_rows_that_are_used(ps: dps.ParameterServer, copies: int) -> None:
@@ -46,10 +53,10 @@ def test_a_budget_keeps_the_rows_that_are_used(ps: dps.ParameterServer, copies: 
     for _ in range(40):
         once.push(hot, np.ones((1000, 1), np.float32))
     np.testing.assert_array_equal(w.pull(hot), once.pull(hot))
-    wait_until(
-        lambda: sum(each.evicted for each in held(ps, w)) == 1000 + 80_000 - len(w)
-    )  # each row that went is counted
+    wait_until(lambda: turnover(ps, w).evicted == 1000 + 80_000 - len(w))  # each row that went is counted
     assert sum(each.bytes for each in held(ps, w)) <= copies * 1_000_000
+    assert 0.97 < turnover(ps, w).full <= 1
+    wait_until(lambda: any(f"'{w.name}' has nearly the 1,000,000 bytes" in text for _, text in ps.status().events))
 
 
 @pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
@@ -78,7 +85,7 @@ def test_rows_that_are_not_used_expire_and_come_back_as_new_ones(ps: dps.Paramet
         return len(w) == 10
 
     wait_until(gone)  # ninety rows expire
-    wait_until(lambda: sum(each.expired for each in held(ps, w)) == 90)  # and are counted
+    wait_until(lambda: turnover(ps, w).expired == 90)  # and are counted
     w.push(range(10, 100), first[10:])
     np.testing.assert_array_equal(w.pull(range(10, 100)), once[10:])
 
@@ -130,7 +137,7 @@ def test_the_tutorial_stays_within_its_gigabyte() -> None:
         assert least >= 0.98
         (found,) = held(ps, table)
         assert found.bytes <= budget
-        assert found.evicted >= seen - full
+        assert turnover(ps, table).evicted >= seen - full
         assert np.mean(losses[-20:]) < np.mean(losses[:20])
 
 

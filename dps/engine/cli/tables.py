@@ -11,7 +11,7 @@ import numpy as np
 
 import dps
 from dps.engine.cli.common import CELL, Answer, TextTable, Where, absolute, attached, command
-from dps.engine.dashboard.text import hottest_key_text, size_text
+from dps.engine.dashboard.text import hottest_key_text, size_text, turnover_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,9 +23,10 @@ FORMATS = {".parquet": "parquet", ".npz": "numpy", ".csv": "pandas"}
 
 @command
 def tables(where: Where) -> Answer:
-    """Tables: their shape, optimizer and size, and the key that is pulled and pushed most now.
+    """Tables: their shape, optimizer and size, the key that is pulled and pushed most now, and rows that come and go.
 
-    With --json, "hot_keys" has the 16 hottest keys, and "hot_shares" the shares of the 1, 8 and 64 hottest.
+    With --json, "hot_keys" has the 16 hottest keys, "hot_shares" the shares of the 1, 8 and 64 hottest, and "turnover"
+    how many rows were admitted, evicted and expired.
     """
     with attached(where) as ps:
         answer = ps.status()
@@ -34,8 +35,12 @@ def tables(where: Where) -> Answer:
     for t in tables:
         height = "any key" if t.keys is None else t.keys
         row = [t.name, height, t.dim, t.dtype, t.optimizer, t.shards, t.copies, t.rows, size_text(t.bytes)]
-        rows.append([*row, hottest_key_text(t) or None])
+        rows.append([*row, hottest_key_text(t) or None, turnover_text(t.turnover) or None])
     columns = ["table", "rows", "dim", "dtype", "optimizer", "shards", "copies", "rows there", "memory", "hottest key"]
+    if any(t.turnover is not None for t in tables):
+        columns.append("rows come and go")
+    else:
+        rows = [row[:-1] for row in rows]
     return Answer(msgspec.to_builtins(tables), [TextTable(columns, rows) if rows else "no table yet"])
 
 

@@ -95,6 +95,9 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table_keys_per_second": ("Keys pulled from and pushed to a table", ("table",)),
     "table_latency_seconds": ("Time servers take for a request to a table", ("table", "quantile")),
     "table_hottest_shard": ("Keys per second of a table's busiest shard, over the mean of its shards", ("table",)),
+    "table_full": ("Part of max_bytes that the rows of a table's fullest shard take", ("table",)),
+    "table_turnover_total": ("Rows of a table that came and went, by how", ("table", "how")),
+    "table_waiting_keys": ("Keys that wait until they were pushed often enough to have a row", ("table",)),
     "table_hot_share": (
         "Part of a table's accesses that so many of its hottest keys have, at least",
         ("table", "keys"),
@@ -220,6 +223,11 @@ def _of_table(name: str, table: TableStatus) -> Iterator[Sample]:
     load = table.load
     if load and sum(load) > 0:
         yield "table_hottest_shard", (name,), max(load) * len(load) / sum(load)
+    if table.turnover is not None:
+        yield "table_full", (name,), table.turnover.full
+        for how in ("evicted", "expired", "refused", "admitted", "dropped"):
+            yield "table_turnover_total", (name, how), getattr(table.turnover, how)
+        yield "table_waiting_keys", (name,), table.turnover.waiting
     for hot in table.hot_shares:
         yield "table_hot_share", (name, hot.keys), hot.share
 

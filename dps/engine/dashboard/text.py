@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 from dask.utils import format_bytes
 
-from dps.engine.telemetry.snapshot import HostStatus, HotKey, HotShare, Straggler, TableStatus
+from dps.engine.telemetry.snapshot import HostStatus, HotKey, HotShare, Straggler, TableStatus, Turnover
 
 __all__ = ["STALENESS_RULE", "convergence", "counted", "crowded_first", "duration_text", "finding_text"]
 __all__ += [
@@ -23,6 +24,7 @@ __all__ += [
     "size_text",
     "subject",
     "time_text",
+    "turnover_text",
 ]
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -162,6 +164,24 @@ def hottest_key_text(table: TableStatus) -> str:
     ''
     """
     return next((f"{hot.key}: {hot.share:.1%}" for hot in table.hot_keys), "")
+
+
+def turnover_text(turnover: Turnover | None) -> str:
+    """What came and went of a table's rows, in a few words; "" where rows stay.
+
+    Examples
+    --------
+    >>> turnover_text(Turnover(full=0.991, evicted=1_200, waiting=40))
+    '99% full, 1.2k evicted, 40 keys wait'
+    >>> turnover_text(None), turnover_text(Turnover())
+    ('', '')
+    """
+    if turnover is None:
+        return ""
+    full, *numbers = msgspec.structs.astuple(turnover)
+    names = ("evicted", "expired", "requests refused", "admitted", "values dropped", "keys wait")
+    parts = [f"{number_text(n)} {name}" for n, name in zip(numbers, names, strict=True) if n]
+    return ", ".join([f"{full:.0%} full", *parts] if full else parts)
 
 
 def subject(finding: Straggler) -> str:

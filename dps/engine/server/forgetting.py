@@ -106,7 +106,7 @@ class Forgetting:
         for table, replica, rows, spared in ways:
             chooser = self._chooser_of(replica)
             assert chooser.coldest is not None
-            if not table.gone()[0]:
+            if not any(each.shard.evicted for each in table.replicas.values()):
                 logger.warning(
                     "table %r has the %s bytes of max_bytes: from now on its rows go, by evict=%r",
                     table.spec.name,
@@ -164,7 +164,16 @@ class Forgetting:
             slots = sum(map(len, shard.index.tables)) * HEARTBEAT_SECONDS / round_seconds(life)
             for _ in range(int(slots // TURN_SLOTS) + 1):
                 self._turns.append(lambda: self._expire(table, replica, now))
-        if shard.most_rows and life.evict != "refuse" and len(shard) > NEARLY_FULL * shard.most_rows:
+        if not shard.most_rows or len(shard) <= NEARLY_FULL * shard.most_rows:
+            return
+        if not table.warned:
+            table.warned = True
+            logger.warning(
+                "table %r: shard %d has %s of the %s rows for which its part of max_bytes=%d is room; beyond it, %s",
+                *(table.spec.name, shard.number, f"{len(shard):,}", f"{shard.most_rows:,}", life.max_bytes),
+                "pushes of new keys are refused" if life.evict == "refuse" else f"rows go, by evict={life.evict!r}",
+            )
+        if life.evict != "refuse":
             self._turns.append(lambda: self._prepare(table, replica))
 
     def _next(self) -> None:

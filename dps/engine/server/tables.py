@@ -16,7 +16,7 @@ from dps.engine.state.partition import group, shard_bits
 from dps.engine.state.scan import FoundRows
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.telemetry.server_meter import TableMeter
-from dps.engine.telemetry.snapshot import HeldRows
+from dps.engine.telemetry.snapshot import HeldRows, Turnover
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_array, padded, unpack_items
 from dps.engine.wire.headers import AgeRows, CloseSums, RetireOrigins, Scan, ScanAnswer
@@ -53,6 +53,7 @@ class ServerTable(TableState):
         self.dtype = np.dtype(spec.dtype)
         self._parts = Parts()
         self.refused = 0  # requests that the budget had no room for, since the table is here
+        self.warned = False  # that its budget is nearly full
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,
@@ -272,10 +273,21 @@ class ServerTable(TableState):
         rows = sum(len(replica.shard) for replica in self.replicas.values() if replica.primary)
         return rows, sum(replica.shard.nbytes for replica in self.replicas.values() if not replica.joining)
 
-    def gone(self) -> tuple[int, int]:
-        """Rows that were evicted and that expired, of the shards that this server is the primary of."""
+    def turnover(self) -> Turnover | None:
+        """The rows that came and went, of the shards that this server is the primary of; None: rows stay."""
+        if not self.spec.life.asks:
+            return None
         shards = [replica.shard for replica in self.replicas.values() if replica.primary]
-        return sum(shard.evicted for shard in shards), sum(shard.expired for shard in shards)
+        counted = [shard.admission for shard in shards if shard.admission is not None]
+        return Turnover(
+            full=max((len(shard) / shard.most_rows for shard in shards if shard.most_rows), default=0.0),
+            evicted=sum(shard.evicted for shard in shards),
+            expired=sum(shard.expired for shard in shards),
+            refused=self.refused,
+            admitted=sum(each.admitted for each in counted),
+            dropped=sum(each.dropped for each in counted),
+            waiting=sum(map(len, counted)),
+        )
 
     def held(self) -> HeldRows:
         """Rows, bytes, the shards that this server is the primary and the backup of, and bytes without rows."""
@@ -284,10 +296,7 @@ class ServerTable(TableState):
         for number, replica in sorted(self.replicas.items()):
             by_role[replica.primary].append(number)
         kept = sum(replica.shard.kept for replica in self.replicas.values() if not replica.joining)
-        gone = *self.gone(), self.refused
-        counted = [each.shard.admission for each in self.replicas.values() if each.primary and self.spec.life.admit]
-        come = (sum(each.admitted for each in counted), sum(each.dropped for each in counted), sum(map(len, counted)))
-        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept, *gone, *come)
+        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept, self.turnover())
 
 
 def op_of(header: Header) -> Op:

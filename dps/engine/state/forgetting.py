@@ -26,6 +26,7 @@ SAMPLE_PLACES = 32
 SLOTS_PER_ROW = 3 * COLD_SHARE  # slots that a round looks at for each row that goes: faster than the rows are used up
 MAX_SLOTS = 1 << 16  # that one step looks at
 SPARE, MOST_SPARE = 128, 4096  # one of so many rows goes early, but not more: not each push has to let others go
+MOST_MOMENTS = 1 << 40  # in which a shard is used, without the 24 bits of a record as a limit: five hundred years
 NO_KEYS = np.zeros(0, np.int64)
 
 Ranks = Callable[[KeyedShard, np.ndarray], np.ndarray]
@@ -102,12 +103,15 @@ def _moment_before(shard: KeyedShard, rule: Expiry, time: int) -> int | None:
 
 
 def _by_use(shard: KeyedShard, rows: np.ndarray) -> np.ndarray:
-    return MOMENTS - 1 - ages(records_of(shard, rows), moment_of(shard))
+    """The moments of the last uses. Not ages, because these grow: they would say that a row got colder since it was
+    collected, although it was used since, and that all rows are colder than edges that are some time old."""
+    moment = moment_of(shard)
+    return moment - ages(records_of(shard, rows), moment)
 
 
 def _by_count(shard: KeyedShard, rows: np.ndarray) -> np.ndarray:
-    records, moment = records_of(shard, rows), moment_of(shard)
-    return counts(records, moment % MOMENTS).astype(np.int64) * MOMENTS + (MOMENTS - 1 - ages(records, moment))
+    used = counts(records_of(shard, rows), moment_of(shard) % MOMENTS).astype(np.int64)
+    return used * MOST_MOMENTS + _by_use(shard, rows)
 
 
 def _by_norm(shard: KeyedShard, rows: np.ndarray) -> np.ndarray:
@@ -189,7 +193,10 @@ class Coldest:
         return ended
 
     def _chosen(self, shard: KeyedShard, bins: Bins, count: int, spared: np.ndarray) -> np.ndarray:
-        """Keys of rows that are still as cold as when they were collected, from the coldest bin on."""
+        """Keys of rows that are still as cold as when they were collected, from the coldest bin on, each once.
+
+        While rows may not go from the index (a copy is being made), the index grows, so the hand finds some keys twice.
+        """
         found = NO_KEYS
         while len(found) < count and bins.left:
             keys, ranks = bins.take(count - len(found))
@@ -200,8 +207,9 @@ class Coldest:
                 assert shard.vacant is not None
                 there[there] = shard.vacant[rows[there]] == 0
             keys, rows, ranks = keys[there], rows[there], ranks[there]
-            keys = keys[self._ranks(shard, rows) <= ranks]
-            found = np.concatenate([found, keys[~is_among(keys, spared)]])
+            keys = distinct(keys[self._ranks(shard, rows) <= ranks])
+            others = is_among(keys, spared) | is_among(keys, np.sort(found))
+            found = np.concatenate([found, keys[~others]])
         return found
 
 

@@ -92,6 +92,8 @@ class Dump:
         if shard.record_at:
             meta["ages"] = ages_to_dict(shard)
         meta["gone"] = [shard.evicted, shard.expired]
+        if shard.admission is not None:
+            meta["come"] = [shard.admission.admitted, shard.admission.dropped]
         meta["failure"] = None if shard.failure is None else str(shard.failure)
         waiting = [] if shard.admission is None else shard.admission.to_arrays()
         meta["waiting"] = len(waiting)
@@ -226,6 +228,7 @@ class Joining:
         waiting, arrays = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
         if self._shard.admission is not None:
             self._shard.admission.load(waiting)
+            self._shard.admission.admitted, self._shard.admission.dropped = meta["come"]
         if meta["sums"] is not None:
             clock, parties, rows = meta["sums"]
             self._shard.sums = self._shard.new_sums(clock)

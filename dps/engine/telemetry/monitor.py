@@ -27,7 +27,6 @@ import msgspec
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.diagnosis import AutoStaleness, Finding, ServerReading
 from dps.engine.telemetry.hosts import Hosts
-from dps.engine.telemetry.hot_keys import hot_keys
 from dps.engine.telemetry.monitored import (
     MonitoredMembership,
     MonitoredPlace,
@@ -35,10 +34,10 @@ from dps.engine.telemetry.monitored import (
     MonitoredRuns,
     MonitoredServer,
 )
-from dps.engine.telemetry.reports import HotCounts, ReceivedReport
+from dps.engine.telemetry.reports import ReceivedReport
 from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurves
 from dps.engine.telemetry.run_telemetry import RunTelemetry, same
-from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry, together
+from dps.engine.telemetry.server_telemetry import ServerTelemetry, together
 from dps.engine.telemetry.snapshot import (
     PARTS,
     AdaptStatus,
@@ -56,6 +55,7 @@ from dps.engine.telemetry.snapshot import (
     TrainerPhase,
     TrainerStatus,
 )
+from dps.engine.telemetry.table_status import table_status
 from dps.errors import InputError
 
 __all__ = ["Monitor", "run_status"]
@@ -74,6 +74,7 @@ RARE_SNAPSHOT_SECONDS, VIEW_EXPIRY_SECONDS = 5.0, 300.0
 MAX_RUNS = 4
 CURVE_POINTS = 240
 MAX_AUTO_STALENESS = 16  # largest staleness with which the automatic setting begins
+NEARLY_FULL = 0.85  # share of `max_bytes` from which on an event tells of it
 MAX_FINDING_EVENTS = 8  # findings of one diagnosis that become events of their own
 HISTORY_POINTS = 1024  # points of each metric in a history
 NO_ANSWERS: Mapping[int, ServerAnswer] = {}
@@ -126,6 +127,7 @@ class Monitor:
         self._snapshot: Status | None = None
         self._curve: collections.deque[tuple[float, ...]] = collections.deque(maxlen=CURVE_POINTS)
         self._drawn = self._rests_until = -math.inf
+        self._nearly_full: set[int] = set()  # numbers of tables of which an event has told it
         self._finished: dict[int, RunStatus] = {}  # number -> a run that is over, as snapshots have it
         self._optimizers: dict[int, str] = {}  # number of a table -> its optimizer, as Python writes it
 
@@ -136,6 +138,19 @@ class Monitor:
         self._servers.setdefault(number, ServerTelemetry()).reported(report, self.now(), self.wall())
         if (load := report["host"]) is not None:
             self.hosts.add(load, self.now())
+        for table, counts in report["tables"].items():
+            if "turnover" in counts and counts["turnover"][0] > NEARLY_FULL and table not in self._nearly_full:
+                self._nearly_full.add(table)
+                self._tell_full(table)
+
+    def _tell_full(self, number: int) -> None:
+        """Make an event of it that the rows of a table take nearly all of its `max_bytes`."""
+        spec = next((spec for spec in self.membership.specs.values() if spec["id"] == number), None)
+        if spec is not None:
+            name, life = spec["name"], spec["life"]
+            then = "pushes of new keys are refused" if life["evict"] == "refuse" else "its coldest rows go"
+            text = f"table {name!r} has nearly the {life['max_bytes']:,} bytes of max_bytes; beyond them, {then}"
+            self.membership.note(text, stands=lambda: name in self.membership.specs)
 
     def tick(self) -> None:
         """Diagnose the runs and make a snapshot, if that is due. The controller's timer calls this.
@@ -429,50 +444,14 @@ class Monitor:
         self, name: str, places: Sequence[MonitoredPlace], answers: Mapping[int, ServerAnswer]
     ) -> TableStatus:
         spec = self.membership.specs[name]
-        number, load = spec["id"], [0.0] * spec["shards"]
-        rows = nbytes = 0.0
-        parts: list[ServerRates] = []
-        hot: list[tuple[HotCounts, float]] = []
-        for server in self.membership.servers:
-            watch, answer = self._servers.get(server, NO_REPORTS), answers.get(server)
-            counts = watch.tables().get(number)
-            held = None if answer is None else answer.tables.get(name)
-            if held is not None:
-                rows, nbytes = rows + held.rows, nbytes + held.bytes
-            elif counts is not None:
-                rows, nbytes = rows + counts["rows"], nbytes + counts["bytes"]
-            if counts is None:
-                continue
-            parts.append(watch.rates([number]))
-            hot.append((counts["hot"], parts[-1].keys))
-            for shard, keys in watch.loads(number).items():
-                if shard < len(load):
-                    load[shard] += keys
-        rates = together(parts)
-        hottest, shares = hot_keys(hot)
+        number = spec["id"]
         if number not in self._optimizers:
             self._optimizers[number] = repr(TableSpec.from_dict(spec).optimizer)
-        return TableStatus(
-            name=name,
-            id=number,
-            keys=spec["rows"],
-            dim=spec["dim"],
-            dtype=spec["dtype"],
-            optimizer=self._optimizers[number],
-            copies=spec["copies"],
-            chains=[list(place.chain) for place in places],
-            joiners=[place.joiner for place in places],
-            rows=int(rows),
-            bytes=int(nbytes),
-            requests_rate=round(rates.requests, 2),
-            keys_rate=round(rates.keys, 2),
-            bytes_rate=round(rates.bytes, 2),
-            p50=rates.p50,
-            p99=rates.p99,
-            load=[round(keys, 1) for keys in load],
-            hot_keys=hottest,
-            hot_shares=shares,
-        )
+        readings = [
+            (self._servers.get(server, NO_REPORTS), answers[server].tables.get(name) if server in answers else None)
+            for server in self.membership.servers
+        ]
+        return table_status(spec, self._optimizers[number], places, readings)
 
     def _throughput(self) -> Throughput:
         return Throughput(*(list(column) for column in zip(*self._curve, strict=True)))

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from dps.engine.core.requests.polling import Polling
 from dps.engine.core.shards.counters import RequestCounters, ServerCounters, TableCounters
 from dps.engine.telemetry.hosts import HostLoad
 from dps.engine.telemetry.reports import MAX_HOT_KEYS, MAX_TABLES
+from dps.engine.telemetry.snapshot import Turnover
 from dps.engine.wire.frames import ANSWER, PULL, Header, padded
 
 try:
@@ -37,13 +40,14 @@ COUNTED_HOT_KEYS = 64  # of a table, whose accesses a report sums up
 class TableMeter(TableCounters):
     """The requests for one table, and its size."""
 
-    __slots__ = ("nbytes", "reported", "row_bytes", "rows")
+    __slots__ = ("nbytes", "reported", "row_bytes", "rows", "turnover")
 
     def __init__(self, shards: int, row_bytes: int):
         super().__init__(shards)
         self.row_bytes = row_bytes
         self.rows = self.nbytes = 0  # the table's size, as measured last
-        self.reported: tuple[int, ...] = ()  # the counts in the last report; () makes the next report complete
+        self.turnover: Turnover | None = None
+        self.reported: tuple[object, ...] = ()  # the counts in the last report; () makes the next report complete
 
     def report(self) -> dict[str, object] | None:
         """The counts as plain values for JSON; None if they are the same as in the last report."""
@@ -51,13 +55,15 @@ class TableMeter(TableCounters):
         pushes = self.pushes
         rows = self.rows
         nbytes = self.nbytes
-        state = pulls.requests, pushes.requests, rows, nbytes
+        state = pulls.requests, pushes.requests, rows, nbytes, self.turnover
         if state == self.reported:
             return None
         self.reported = state
         shards = {n: keys for n, keys in enumerate(self.shards) if keys}
         times = {"pull_ms": _buckets(pulls), "push_ms": _buckets(pushes)}
-        sizes = {"rows": rows, "bytes": nbytes, "shards": shards}
+        sizes: dict[str, object] = {"rows": rows, "bytes": nbytes, "shards": shards}
+        if self.turnover is not None:
+            sizes["turnover"] = msgspec.structs.astuple(self.turnover)
         return {"pull": _row(pulls), "push": _row(pushes), **times, **sizes, "hot": self._hot()}
 
     def _hot(self) -> dict[str, object]:
@@ -89,6 +95,9 @@ class MeteredTable(Protocol):
 
     def size(self) -> tuple[int, int]:
         """Its rows, and the bytes that they take."""
+
+    def turnover(self) -> Turnover | None:
+        """Its rows that came and went."""
 
 
 class ServerMeter(ServerCounters):
@@ -187,6 +196,7 @@ class ServerMeter(ServerCounters):
             if left > 0:
                 left -= len(table.replicas)
                 table.meter.rows, table.meter.nbytes = table.size()
+                table.meter.turnover = table.turnover()
             if (counts := table.meter.report()) is not None:
                 changed[number] = counts
         self._first = postponed[0] if postponed else 0

@@ -37,6 +37,7 @@ __all__ = [
     "TrainerPhase",
     "TrainerStatus",
     "TrainerStrip",
+    "Turnover",
 ]
 
 
@@ -246,6 +247,26 @@ class RunStatus(msgspec.Struct, frozen=True):
         return f"<RunStatus {self.run}: {self.state}, trainers: {len(self.trainers)}, {clocks}>"
 
 
+class Turnover(msgspec.Struct, frozen=True, gc=False):
+    """The rows of a table that came and went since it was made; rates are differences of two of them."""
+
+    full: float = 0.0  # share of its rows that the fullest shard has, of those for which max_bytes= is room
+    evicted: int = 0  # rows that went, because the budget was full
+    expired: int = 0  # rows that went, because they were not used
+    refused: int = 0  # requests that the budget had no room for
+    admitted: int = 0  # rows that were born after they had waited
+    dropped: int = 0  # values that were pushed to keys without a row, and changed nothing
+    waiting: int = 0  # keys that wait for their rows now
+
+    @classmethod
+    def together(cls, parts: Sequence[Turnover]) -> Turnover | None:
+        """That of a table, from those of its servers; None where no server tells any."""
+        if not parts:
+            return None
+        full, *columns = zip(*map(msgspec.structs.astuple, parts), strict=True)
+        return cls(max(full), *map(sum, columns))
+
+
 class HeldRows(msgspec.Struct, frozen=True):
     """What one server holds of a table."""
 
@@ -254,12 +275,7 @@ class HeldRows(msgspec.Struct, frozen=True):
     shards: list[int] = msgspec.field(default_factory=list)  # shards of which it is the primary
     copies: list[int] = msgspec.field(default_factory=list)  # shards of which it is a backup
     kept: int = 0  # of the bytes, those in which no row is now: deleted rows have left them, or they wait for new rows
-    evicted: int = 0  # rows that went, because the budget was full, of the shards of which it is the primary
-    expired: int = 0  # rows that went, because they were not used, of these shards
-    refused: int = 0  # requests that the budget had no room for, since the server has the table
-    admitted: int = 0  # rows that were born after they had waited, of the shards of which it is the primary
-    dropped: int = 0  # values that were pushed to keys without a row, and changed nothing
-    waiting: int = 0  # keys that wait for their rows
+    turnover: Turnover | None = None  # of the shards of which it is the primary; None: the table's rows stay
 
 
 class ShardMove(msgspec.Struct, frozen=True):
@@ -361,6 +377,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     load: list[float] = msgspec.field(default_factory=list)  # keys per second of each shard
     hot_keys: list[HotKey] = msgspec.field(default_factory=list)  # at most 16, the hottest first
     hot_shares: list[HotShare] = msgspec.field(default_factory=list)  # of the 1, 8 and 64 hottest keys
+    turnover: Turnover | None = None  # of a table with admit=, expire= or max_bytes=
 
     @property
     def shards(self) -> int:

@@ -28,7 +28,7 @@ from dps.engine.dashboard.pages.style import (
     ticks,
 )
 from dps.engine.dashboard.palette import BLUE, GREEN, ORANGE, SEQUENTIAL
-from dps.engine.dashboard.text import busy_text, duration_text, hot_share_text, number_text, size_text
+from dps.engine.dashboard.text import busy_text, duration_text, hot_share_text, number_text, size_text, turnover_text
 from dps.engine.telemetry.hot_keys import HOTTEST
 from dps.engine.telemetry.snapshot import ServerPhase, ServerStatus, Status, TableStatus, Throughput
 
@@ -341,6 +341,7 @@ class PlacementPlot(Html):
                 f"<b>{escape(name)}</b>",
                 f"{number_text(table.rows)} x {table.dim} {escape(table.dtype)}",
                 escape(table.optimizer),
+                turnover_text(table.turnover) or "rows stay",
                 chains(table.chains),
             )
             for name, table in ((name, snapshot.tables[name]) for name in names[:MAX_TABLES])
@@ -350,7 +351,13 @@ class PlacementPlot(Html):
             (f"<span class='soft'>{time.strftime('%H:%M:%S', time.localtime(when))}</span>", escape(event))
             for when, event in snapshot.events[: -MAX_EVENTS - 1 : -1]
         ]
-        head = ("table", "rows", "optimizer", "servers: shards (the first server answers, the others are copies)")
+        head = (
+            "table",
+            "rows",
+            "optimizer",
+            "rows come and go",
+            "servers: shards (the first server answers, the others are copies)",
+        )
         return (
             f"{top}<div class='beside'><div>{failed}"
             + html_table(head, rows)
