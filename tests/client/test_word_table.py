@@ -328,6 +328,21 @@ def test_a_vocabulary_is_made_once(ps) -> None:
         ps.client().vocabulary("none")
 
 
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+def test_a_function_of_a_user_puts_rows_on_all_copies(ps) -> None:
+    near = ps.table("near", dtype="int64", shards=2, partition=dps.BlockPartition(8))
+
+    @dps.function(changes=True)
+    def index(rows):
+        rows.values += 1
+        rows.put(rows.keys + 100, rows.values * 10)
+
+    ps.call(index, near, keys=[1, 2, 768])
+    ps.call(index, near, keys=[1])
+    assert near.pull([1, 2, 768, 101, 102, 868]).tolist() == [2, 1, 1, 20, 10, 10]
+    assert len(near) == 6
+
+
 def test_the_function_puts_words_that_have_no_row_only() -> None:
     memory = Memory(lanes=1, shards=1)
     layout = WordLayout.of(memory.words.spec)
