@@ -271,10 +271,10 @@ class WordTable:
         rows: np.ndarray = self._calls.pull(self.name, keys)
         return rows
 
-    def assign(self, keys: np.ndarray, at: np.ndarray, rows: np.ndarray) -> None:
-        """Have the servers give ids to the words of some rows, whose keys are `at`."""
+    def assign(self, keys: np.ndarray, **proposed: np.ndarray) -> None:
+        """Have the servers give ids to words; what is `proposed` are the arguments of their function."""
         try:
-            self._calls.call_for_itself(assign_words, self.name, keys, at=at, words=rows)
+            self._calls.call_for_itself(assign_words, self.name, keys, **proposed)
         except UnknownTableError:  # the table was restored since it was looked at; the next look says if it is gone
             self._calls.forget_routes()
 
@@ -337,7 +337,8 @@ class WordBatch:
         rows = np.empty((len(at), self._layout.dim), np.int64)
         texts.pack(*self._texts, which[first], rows)
         lanes = np.unique(self._layout.lanes_of(at))
-        self._table.assign(np.concatenate([at, self._layout.counters(lanes)]), at, rows)
+        named = np.concatenate([at, self._layout.counters(lanes)])
+        self._table.assign(named, at=at, turns=which[first], words=rows)
 
 
 def _ids(ids: npt.ArrayLike) -> np.ndarray:
