@@ -282,6 +282,8 @@ class Client(Verbs):
             return self
         if self._beside is None or self._beside.session.closed:
             self._beside = Client(self.ticket, self.session.environment)
+            with self._beside.session.lock:  # the controller is there, so a first connection that breaks is made again
+                self._beside.session.insist(self._beside.session.fetch_route, known=True)
         return self._beside
 
     @implements(Verbs.pull)
