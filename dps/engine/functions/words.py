@@ -33,7 +33,7 @@ from dps.engine.state.optimizers import Assign
 from dps.engine.state.partitioning import HashPartition, Partition, RangePartition
 from dps.errors import InputError
 
-__all__ = ["MAX_LANES", "MAX_WIDTH", "WordLayout", "assign_words"]
+__all__ = ["MAX_LANES", "MAX_WIDTH", "WordLayout", "assign_words", "confirm_words"]
 
 MAX_WIDTH = 248  # bytes of a word, whose length has 8 bits in the head
 MAX_LANES = 1024
@@ -168,3 +168,19 @@ def assign_words(rows: Rows, at: np.ndarray, turns: np.ndarray, words: np.ndarra
 
 
 assign_words.merge(lambda parts: None)
+
+
+@function(changes=True, dtypes=["int64"])
+def confirm_words(rows: Rows) -> np.ndarray:
+    """The lanes of the counters that are named, and the counters, int64 [2, m].
+
+    It counts as a change, so it is acknowledged when all copies have what came before it: all ids below the counters.
+    """
+    return np.stack([WordLayout.of(rows.spec).lanes_of(rows.keys), rows.before[:, 0]])
+
+
+@confirm_words.merge
+def _(parts: list[np.ndarray]) -> np.ndarray:
+    lanes, counters = np.concatenate(parts, axis=1)
+    merged: np.ndarray = counters[np.argsort(lanes)]
+    return merged
