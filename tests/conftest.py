@@ -49,7 +49,7 @@ MARKS = {"spark": 0, "yarn": 0, "processes": 1}  # files with such tests come fi
 OTHERS = 2
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Tests with Spark and YARN are tests of integration. Files that start processes come first: the quick ones then
     fill what is left of the time of each process.
 
@@ -57,11 +57,12 @@ def pytest_collection_modifyitems(items):
     """
     turn: dict[Path, int] = {}
     cases: Counter[str] = Counter()
+    is_rest_again = config.option.lf and config.option.markexpr.startswith("(thorough")  # as `.ci/again` runs it
     for item in items:
         if quick := item.get_closest_marker("quick"):
             test = item.nodeid.partition("[")[0]
             cases[test] += 1
-            if cases[test] > quick.args[0]:
+            if cases[test] > quick.args[0] or is_rest_again:  # then only cases are here that have failed
                 item.add_marker("thorough")
         if {"spark", "yarn"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker("integration")

@@ -140,11 +140,13 @@ def partition_for(seed: int, table: str, rows: int | None) -> Partition | None:
 
 
 def check_places(sim: Simulation) -> None:
-    """Each row of each server lies in the shard of its key's cell."""
+    """Each row of each server lies in the shard of its key's cell. A copy that is being made has not all rows yet."""
     for server in sim._controller.servers.values():
         for table in server.role.tables.values():
             spec = table.spec
             for replica in table.replicas.values() if spec.cells is not None else ():
+                if replica.joining:
+                    continue
                 keys = replica.shard.keys()
                 shards = [shard_of(spec.partition, key, spec.shards) for key in keys.tolist()]
                 assert set(shards) <= {replica.number}, f"shard {replica.number} of {spec.name!r} has keys {keys}"
