@@ -351,13 +351,7 @@ class PlacementPlot(Html):
             (f"<span class='soft'>{time.strftime('%H:%M:%S', time.localtime(when))}</span>", escape(event))
             for when, event in snapshot.events[: -MAX_EVENTS - 1 : -1]
         ]
-        head = (
-            "table",
-            "rows",
-            "optimizer",
-            "rows come and go",
-            "servers: shards (the first server answers, the others are copies)",
-        )
+        head = ("table", "rows", "optimizer", "rows come and go", "servers: shards")
         return (
             f"{top}<div class='beside'><div>{failed}"
             + html_table(head, rows)
