@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config, items):
     """
     turn: dict[Path, int] = {}
     cases: Counter[str] = Counter()
-    is_rest_again = config.option.lf and config.option.markexpr.startswith("(thorough")  # as `.ci/again` runs it
+    is_rest_again = config.getoption("lf", False) and config.option.markexpr.startswith("(thorough")  # as `.ci/again` runs it
     for item in items:
         if quick := item.get_closest_marker("quick"):
             test = item.nodeid.partition("[")[0]
