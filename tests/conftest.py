@@ -57,12 +57,13 @@ def pytest_collection_modifyitems(config, items):
     """
     turn: dict[Path, int] = {}
     cases: Counter[str] = Counter()
-    is_rest_again = config.getoption("lf", False) and config.option.markexpr.startswith("(thorough")  # as `.ci/again` runs it
+    is_again = config.getoption("lf", False)  # as `.ci/again` runs a command: only cases that have failed are here
+    is_rest_again = is_again and config.option.markexpr.startswith("(thorough")
     for item in items:
         if quick := item.get_closest_marker("quick"):
             test = item.nodeid.partition("[")[0]
             cases[test] += 1
-            if cases[test] > quick.args[0] or is_rest_again:  # then only cases are here that have failed
+            if cases[test] > quick.args[0] or is_rest_again:
                 item.add_marker("thorough")
         if {"spark", "yarn"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker("integration")
