@@ -38,7 +38,7 @@ WRONG = {
     "a moment begins at another place on each copy": (
         shard, "begin_moment", "moment_of(shard) + 1", "moment_of(shard) + 1 + id(shard) % 7",
     ),
-    "a copy does not count what has gone": (changes, "forget_header", "rows=op.rows", "rows=-1"),
+    "a copy does not count what has gone": (changes, "keys_header", "rows=op.rows", "rows=-1"),
     "a joiner does not learn how many rows have gone": (Joining, "begin", '= meta["gone"]', "= 0, 0"),
     "a joiner does not learn how often keys were pushed": (
         Joining, "begin", "waiting)", "self._shard.admission.to_arrays())",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.engine.server.tables import control_header, control_op, forget_header, op_of, rows_header
+from dps.engine.server.tables import control_header, control_op, keys_header, op_of, rows_header
 from dps.engine.state import op_views
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
 from dps.engine.state.ops import AGE, CLOSE, DELETE, DROP, EVICTED, EXPIRED, FAILED, KEEP, OLDER, RETIRE, ROWS, Op
@@ -73,7 +73,7 @@ def test_only_rows_that_end_a_clock_are_taken_for_these() -> None:
 @pytest.mark.parametrize("why", [EVICTED, EXPIRED])
 def test_backups_read_why_rows_go(why: int) -> None:
     sent = DeleteOp(KEYS, 0, 2, 4, 1, why=why).op()
-    assert op_of(forget_header(1, 0, sent))._replace(keys=sent.keys, values=sent.values) == sent
+    assert op_of(keys_header(1, 0, sent))._replace(keys=sent.keys, values=sent.values) == sent
 
 
 WRONG = [

@@ -32,15 +32,15 @@ def tables(where: Where) -> Answer:
         answer = ps.status()
     tables = [table for _, table in sorted(answer.tables.items())]
     rows: list[list[CELL]] = []
+    columns = ["table", "rows", "dim", "dtype", "optimizer", "shards", "copies", "rows there", "memory", "hottest key"]
+    some_come_and_go = any(t.turnover is not None for t in tables)
+    columns += ["rows come and go"] if some_come_and_go else []
     for t in tables:
         height = "any key" if t.keys is None else t.keys
-        row = [t.name, height, t.dim, t.dtype, t.optimizer, t.shards, t.copies, t.rows, size_text(t.bytes)]
-        rows.append([*row, hottest_key_text(t) or None, turnover_text(t.turnover) or None])
-    columns = ["table", "rows", "dim", "dtype", "optimizer", "shards", "copies", "rows there", "memory", "hottest key"]
-    if any(t.turnover is not None for t in tables):
-        columns.append("rows come and go")
-    else:
-        rows = [row[:-1] for row in rows]
+        row: list[CELL] = [t.name, height, t.dim, t.dtype, t.optimizer, t.shards, t.copies, t.rows, size_text(t.bytes)]
+        row += [hottest_key_text(t) or None]
+        row += [turnover_text(t.turnover) or None] if some_come_and_go else []
+        rows.append(row)
     return Answer(msgspec.to_builtins(tables), [TextTable(columns, rows) if rows else "no table yet"])
 
 

@@ -435,7 +435,8 @@ class Client(Verbs):
                 terms, place = session.terms(route), outs.get(each) if several else out
                 check_no_out(column, place)
                 if born:
-                    asked.append(of_column(prepared_born(route, terms, session.acting, named, place), column, born))
+                    check_whole_rows(column, name)
+                    asked.append(prepared_born(route, terms, session.acting, named, place))
                 elif isinstance(named, slice) and route.spec.keyed and column is None:
                     asked.append(prepared_scan(route.spec, named, place, certified))
                 else:
@@ -584,6 +585,11 @@ def check_no_out(column: int | None, out: object) -> None:
         raise InputError("a pull of a sparse vector makes a new array: leave out= out")
 
 
+def check_whole_rows(column: int | None, table: str) -> None:
+    if column is not None:
+        raise InputError(f"a sparse vector is a column of table {table!r}: pull the table with born=True")
+
+
 def in_column(route: TableRoute, keys: Keys, values: object, column: int, rule: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys, and whole rows that add values to a column, and zero to the others."""
     spec = route.spec
@@ -597,13 +603,9 @@ def in_column(route: TableRoute, keys: Keys, values: object, column: int, rule: 
     return flat, rows
 
 
-def of_column(call: Prepared, column: int | None, born: bool = False) -> Prepared:
+def of_column(call: Prepared, column: int | None) -> Prepared:
     if column is None:
         return call
-    if born:
-        raise InputError(
-            f"a sparse vector has an element for each key: pull table {call.route.spec.name!r} with born=True"
-        )
 
     def finish() -> np.ndarray:
         rows = call.finish()

@@ -28,7 +28,7 @@ __all__ = ["Confirmed", "WordBatch", "WordTable", "counts_of"]
 BATCH = 1 << 14  # words that are looked up, or given ids, by one request
 MAX_PROBES = 64  # keys that a word may find taken by other words. By chance, that does not happen once
 MAX_LOOKS = 32  # until all copies have the ids that were found; two, but where a primary was lost meanwhile
-UNBORN, OTHER = 0, 2  # what `texts.match` says of a word whose key has no row, or that of another word
+UNBORN, OTHER = 0, 2  # answers of `texts.match`: the word's key has no row; its row is that of another word
 
 
 class Texts(list):
@@ -40,7 +40,7 @@ class Texts(list):
 
 
 class Calls(Protocol):
-    """What looks words up: a client without a clock."""
+    """The client by which words are looked up. It has no clock, so that a look-up never waits for trainers."""
 
     @property
     def rehearses(self) -> bool: ...
@@ -52,7 +52,7 @@ class Calls(Protocol):
 
 
 class Counter(Protocol):
-    """What counts words: a client, or a trainer, whose pushes count once."""
+    """The client or trainer by which words are counted. A trainer's counts count once, because its pushes do."""
 
     def add(self, table: str, keys: Any, values: Any) -> None: ...
 
@@ -63,9 +63,10 @@ def counts_of(name: str) -> str:
 
 
 class Confirmed:
-    """Which ids of a vocabulary all copies have, as far as a client knows: of each lane, those with lower numbers.
+    """A client's knowledge of which ids of a vocabulary all copies have.
 
-    A primary shows a row before its backups have it. If it dies then, the id goes to another word.
+    Each lane has a number, and all copies have the ids with lower ones. A primary shows a row before its backups have
+    it. If it dies then, the id goes to another word.
     """
 
     def __init__(self) -> None:
@@ -95,13 +96,13 @@ class WordTable:
     name : str
         Of the vocabulary.
     calls : Calls
-        What looks words up.
+        The client by which words are looked up.
     counter : Counter
-        What counts words.
+        The client or trainer by which words are counted.
     assigns : bool
         Unknown words get ids.
     confirmed : Confirmed, optional
-        What its client knows of the copies.
+        The client's knowledge of the copies.
 
     Examples
     --------
@@ -170,7 +171,8 @@ class WordTable:
         assigns = assign and self.assigns and not self._calls.rehearses
         found = np.empty(len(given), np.int64)
         starts = range(0, len(given), BATCH)
-        batches = [WordBatch(self, layout, given[start : start + BATCH], start) for start in starts]  # which checks all
+        # All batches are made before the first is looked up, because each checks its words.
+        batches = [WordBatch(self, layout, given[start : start + BATCH], start) for start in starts]
         for start, batch in zip(starts, batches, strict=True):
             self._look_up(batch, found[start : start + BATCH], assigns)
         return found.reshape(given.shape)
@@ -270,7 +272,8 @@ class WordTable:
         return int(np.max(((numbers - 1) * len(numbers) + lanes + 1)[numbers > 0], initial=0))
 
     def _look_up(self, batch: WordBatch, ids: np.ndarray, assigns: bool) -> None:
-        """Ids that all copies have. After these have confirmed some, the words are looked up again."""
+        """Fill in ids that all copies have: ids that these have just confirmed are looked up once more, because they
+        may be other ones by then."""
         for _ in range(MAX_LOOKS):
             batch.look_up(ids, assigns)
             spec = self._calls.spec_of(self.name)  # behind the look, which may have found that it was restored

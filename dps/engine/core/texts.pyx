@@ -29,8 +29,8 @@ cdef extern from *:
 
 
 cdef enum:
-    UNBORN = 0  # what `match` says of a word
-    FOUND = 1
+    UNBORN = 0  # an answer of `match`: the key has no row
+    FOUND = 1  # the row is that of the word
     OTHER = 2  # the key belongs to another word
 
 cdef enum:
@@ -67,7 +67,7 @@ def join(list texts not None) -> tuple:
 
 
 cdef int64_t _check(cnp.ndarray octets, cnp.ndarray ends, cnp.ndarray which) except -1:
-    """That all texts of `which` lie in the octets; how many there are."""
+    """Check that all texts of `which` lie in the octets, and count them."""
     cdef const int64_t *end = int64s(ends)
     cdef const int64_t *chosen = int64s(which)
     cdef int64_t texts = cnp.PyArray_SIZE(ends) - 1, room = cnp.PyArray_SIZE(octets), i, n

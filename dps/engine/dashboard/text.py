@@ -167,7 +167,7 @@ def hottest_key_text(table: TableStatus) -> str:
 
 
 def turnover_text(turnover: Turnover | None) -> str:
-    """What came and went of a table's rows, in a few words; "" where rows stay.
+    """The numbers of a table's rows that came and went, in a few words; "" where rows stay.
 
     Examples
     --------

@@ -17,7 +17,7 @@ DEFAULT_LANES, DEFAULT_WIDTH = 32, 56
 
 
 class Maker(Protocol):
-    """What makes tables: a :class:`dps.ParameterServer`."""
+    """The part of :class:`dps.ParameterServer` by which tables are made."""
 
     def tables(self) -> Mapping[str, Table]: ...
     def client(self) -> Client: ...

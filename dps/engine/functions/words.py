@@ -89,14 +89,14 @@ class WordLayout(NamedTuple):
 
     @property
     def partition(self) -> Partition:
-        """What keeps the rows of a lane together, and gives each shard as many lanes."""
+        """The partition that keeps the rows of a lane together, and gives each shard as many lanes."""
         if not self.bits:
             return HashPartition()
         return RangePartition(tuple((lane << (64 - self.bits)) - (1 << 63) for lane in range(1, self.lanes)))
 
     @property
     def of_table(self) -> dict[str, Any]:
-        """What the table is made with."""
+        """The arguments with which the table is made."""
         return {"dim": self.dim, "dtype": "int64", "optimizer": Assign(), "partition": self.partition}
 
     def lanes_of(self, keys: np.ndarray) -> np.ndarray:

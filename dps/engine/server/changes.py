@@ -20,7 +20,7 @@ from dps.engine.server.tables import (
     ServerTable,
     TableRequest,
     control_header,
-    forget_header,
+    keys_header,
     more_of,
     rows_after,
     rows_header,
@@ -116,7 +116,7 @@ class Changes:
         if op.rule == ROWS:
             header = rows_header(table.spec.id, number, op)
         elif op.rule in (DELETE, ADD):
-            header = forget_header(table.spec.id, number, op)
+            header = keys_header(table.spec.id, number, op)
         else:
             header = control_header(table.spec.id, epoch, op)
         fresh = [(part, replica.shard.version)]

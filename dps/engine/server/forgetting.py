@@ -30,6 +30,7 @@ from dps.engine.state.op_views import AgeOp, DeleteOp
 from dps.engine.state.ops import ADD, DELETE, EVICTED, EXPIRED, Op
 from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
+from dps.engine.telemetry.snapshot import NEARLY_FULL
 from dps.engine.wire.protocols import RoleEndpoint
 from dps.errors import LimitError
 
@@ -45,7 +46,6 @@ MOMENTS_PER_ROUND = 64  # moments in which as many rows are used as there are
 MAX_MOMENTS_PER_SECOND = 64  # so that 24 bits last for days
 MAX_OPS_OF_MOMENT = (1 << 16) - 1  # as the header of a frame has room for
 AGE_SECONDS = 1.0  # between two AGE ops of a table that evicts
-NEARLY_FULL = 0.85  # share of a budget from which on the coldest rows are collected
 
 
 class ForgettingOwner(Protocol):
@@ -106,13 +106,6 @@ class Forgetting:
         for table, replica, rows, spared in ways:
             chooser = self._chooser_of(replica)
             assert chooser.coldest is not None
-            if not any(each.shard.evicted for each in table.replicas.values()):
-                logger.warning(
-                    "table %r has the %s bytes of max_bytes: from now on its rows go, by evict=%r",
-                    table.spec.name,
-                    f"{table.spec.life.max_bytes:,}",
-                    table.spec.life.evict,
-                )
             keys = chooser.coldest.take(replica.shard, rows, spared)
             self._forget(table, replica, keys, EVICTED)
 

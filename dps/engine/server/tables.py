@@ -24,7 +24,7 @@ from dps.engine.wire.protocols import RoleConnection
 from dps.errors import InputError, KeyRangeError, LimitError, MovedError, ProtocolError
 
 __all__ = ["MAX_KEPT_RESULT_BYTES", "MAX_MORE_BYTES", "ServerTable", "TableRequest", "control_header", "more_of"]
-__all__ += ["forget_header", "op_of", "rows_after", "rows_header"]
+__all__ += ["keys_header", "op_of", "rows_after", "rows_header"]
 
 # flags of a frame -> rule of the op
 RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
@@ -347,8 +347,11 @@ def rows_header(table: int, shard: int, op: Op) -> Header:
     )
 
 
-def forget_header(table: int, shard: int, op: Op) -> Header:
-    """The header, for the backups, of a DELETE by which a primary forgets rows, or of an ADD by which it uses them."""
+def keys_header(table: int, shard: int, op: Op) -> Header:
+    """The header, for the backups, of an op of the primary's own that names keys.
+
+    A DELETE forgets rows. An ADD of zeros counts as a use of rows that were pulled.
+    """
     return Header(
         frames.REPLICATE,
         frames.RULE_DELETE if op.rule == DELETE else frames.RULE_ADD,

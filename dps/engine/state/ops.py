@@ -23,23 +23,8 @@ from dps.engine.state.partitioning import HashPartition, Partition, partition_fr
 from dps.engine.state.recipes import Description
 from dps.errors import InputError, InputTypeError
 
-__all__ = [
-    "ADD",
-    "AGE",
-    "ASSIGN",
-    "CLOSE",
-    "CLOSING",
-    "DELETE",
-    "DROP",
-    "EVICTED",
-    "EXPIRED",
-    "FAILED",
-    "KEEP",
-    "NO_CLOCK",
-    "OLDER",
-    "PUSH",
-]
-__all__ += ["RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
+__all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "EVICTED", "EXPIRED", "FAILED", "KEEP"]
+__all__ += ["NO_CLOCK", "OLDER", "PUSH", "RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
 __all__ += ["html_renderers", "wants_finite"]
 
 # Functions that show a TableSpec in a notebook; the last one is used. dps.engine.dashboard.notebook registers one here,

@@ -43,7 +43,7 @@ from dps.engine.core.shards.growing import filling_rows, growing_rows
 from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
 from dps.engine.core.shards.ledger import Ledger
-from dps.engine.core.shards.records import note
+from dps.engine.core.shards.records import note_pulls
 from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
 from dps.engine.state.admission import Admission
@@ -778,7 +778,7 @@ class KeyedShard(Shard):
         index = self._rows_of(len(keys))
         missing = self.index.find(keys, index)
         gather(self.rows, index, out)
-        note(self, index)
+        note_pulls(self, index)
         if missing and not self.absent_start.has_zeros:
             fill_missing(out, keys, index, self.absent_start)
 

@@ -39,6 +39,7 @@ from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurv
 from dps.engine.telemetry.run_telemetry import RunTelemetry, same
 from dps.engine.telemetry.server_telemetry import ServerTelemetry, together
 from dps.engine.telemetry.snapshot import (
+    NEARLY_FULL,
     PARTS,
     AdaptStatus,
     CheckpointStatus,
@@ -74,7 +75,6 @@ RARE_SNAPSHOT_SECONDS, VIEW_EXPIRY_SECONDS = 5.0, 300.0
 MAX_RUNS = 4
 CURVE_POINTS = 240
 MAX_AUTO_STALENESS = 16  # largest staleness with which the automatic setting begins
-NEARLY_FULL = 0.85  # share of `max_bytes` from which on an event tells of it
 MAX_FINDING_EVENTS = 8  # findings of one diagnosis that become events of their own
 HISTORY_POINTS = 1024  # points of each metric in a history
 NO_ANSWERS: Mapping[int, ServerAnswer] = {}
@@ -127,7 +127,7 @@ class Monitor:
         self._snapshot: Status | None = None
         self._curve: collections.deque[tuple[float, ...]] = collections.deque(maxlen=CURVE_POINTS)
         self._drawn = self._rests_until = -math.inf
-        self._nearly_full: set[int] = set()  # numbers of tables of which an event has told it
+        self._nearly_full: set[int] = set()  # numbers of tables whose budget an event has called nearly full
         self._finished: dict[int, RunStatus] = {}  # number -> a run that is over, as snapshots have it
         self._optimizers: dict[int, str] = {}  # number of a table -> its optimizer, as Python writes it
 
@@ -144,7 +144,7 @@ class Monitor:
                 self._tell_full(table)
 
     def _tell_full(self, number: int) -> None:
-        """Make an event of it that the rows of a table take nearly all of its `max_bytes`."""
+        """Make an event that says that the rows of a table take nearly all of its `max_bytes`."""
         spec = next((spec for spec in self.membership.specs.values() if spec["id"] == number), None)
         if spec is not None:
             name, life = spec["name"], spec["life"]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 __all__ = [
+    "NEARLY_FULL",
     "PARTS",
     "AdaptStatus",
     "CheckpointStatus",
@@ -245,6 +246,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         clocks = f"clocks {self.minimum} to {self.maximum}" if self.trainers else "no trainers"
         return f"<RunStatus {self.run}: {self.state}, trainers: {len(self.trainers)}, {clocks}>"
+
+
+NEARLY_FULL = 0.85  # `full` of a turnover from which on the coldest rows are collected, and an event and a log warn
 
 
 class Turnover(msgspec.Struct, frozen=True, gc=False):

@@ -58,6 +58,7 @@ static inline void dps_use_rows(const dps_use *use, const int64_t *keys, const i
         memcpy(&record, place, sizeof(record));
         if (record != 0) {
             uses = dps_count_at(record, use->moment, use->halves);
+            /* One multiplication scatters keys well enough, because only the mean of many uses matters. */
             uint32_t chance = (uint32_t)(((uint64_t)keys[i] ^ draw) * 0x9E3779B97F4A7C15u >> 32);
             uses += uses < 255 && chance <= use->chances[uses];
         }

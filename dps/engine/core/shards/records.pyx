@@ -85,7 +85,7 @@ def use(
 
 
 cdef int note_pulled(ShardState shard, const int64_t *index, int64_t count) except -1:
-    """Rows were pulled: those of `index`, in which a negative number is no row."""
+    """Note that the rows of `index` were pulled. A negative number in it is no row."""
     cdef uint8_t *pulled = <uint8_t *> cnp.PyArray_DATA(shard.pulled)
     cdef int64_t rows = shard.pulled.shape[0], i
     with nogil:
@@ -95,14 +95,14 @@ cdef int note_pulled(ShardState shard, const int64_t *index, int64_t count) exce
     return 0
 
 
-def note(ShardState shard not None, cnp.ndarray index not None) -> None:
-    """Rows were pulled: those of `index`, in which a negative number is no row."""
+def note_pulls(ShardState shard not None, cnp.ndarray index not None) -> None:
+    """Note that rows were pulled, if the shard notes that: those of `index`, in which a negative number is no row."""
     if shard.pulled is not None:
         note_pulled(shard, int64s(index), cnp.PyArray_SIZE(index))
 
 
 def take_pulled(ShardState shard not None, cnp.ndarray index not None) -> np.ndarray:
-    """Which of rows[index[i]] were pulled since this was asked last, bool[m]; it is noted no more."""
+    """Tell which of rows[index[i]] have a note of a pull, bool[m], and erase these notes."""
     cdef cnp.npy_intp count = cnp.PyArray_SIZE(index)
     cdef cnp.ndarray found = cnp.PyArray_ZEROS(1, &count, cnp.NPY_BOOL, 0)
     cdef uint8_t *is_pulled = <uint8_t *> cnp.PyArray_DATA(found)
