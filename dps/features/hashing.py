@@ -233,8 +233,8 @@ def hash_columns(
         Columns with several values in a cell: a list, tuple, set or array of texts or whole numbers. Each value is a
         feature of that column, with the key that it has where it stands alone.
     vocabulary : WordTable, optional
-        In place of hashes, the ids of the words ``column=value`` in a vocabulary of :meth:`dps.ParameterServer.
-        vocabulary`, and of ``column`` for a missing value. No two values share an id, and ids lead back to their
+        In place of hashes, the ids of the words ``column=value``, and of ``column`` for a missing value, in a
+        vocabulary (:meth:`dps.ParameterServer.vocabulary`). No two values share an id, and ids lead back to their
         words. An unknown word of a frozen vocabulary is -1, or no feature of a sparse matrix. `bits` is the bound of
         ids, then.
 

@@ -14,6 +14,7 @@ Keys are made from few bits of the hashes, so that words meet at keys all the ti
 from __future__ import annotations
 
 import collections
+import contextlib
 import random
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from dps.engine.checkpoints.store import Store
 from dps.engine.client.word_table import WordTable
 from dps.engine.core import texts
 from dps.engine.functions.words import WordLayout
+from dps.errors import ControllerGoneError
 from dps.testing import Simulation
 
 __all__ = ["WORDS", "check_table", "check_words", "few_keys", "make_vocabulary"]
@@ -102,6 +104,10 @@ def name_words(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None
             trainer.tick()
 
     def call(client: Any, author: int) -> None:
+        while not client.origin:  # a client does not retry its first connection: the controller might not exist
+            with contextlib.suppress(ControllerGoneError):
+                client.session.sleep(0.01)
+                client.session.fetch_route()
         words = client.vocabulary("words")
         for turn in range(schedule.clocks):
             given = batch(author, turn)

@@ -15,6 +15,7 @@ import dps
 from dps.engine.core.shards.records import counts, moments, records_of, uses_of, versions
 from dps.engine.state import forgetting, life
 from dps.engine.state.ages import MAX_MARKS, Ages, Mark, moment_of
+from dps.engine.state.beside import MadeBeside
 from dps.engine.state.forgetting import Coldest, Expiring, must_go, new_rows
 from dps.engine.state.life import ExpireSmall, ExpireUnused, RowLife, life_of
 from dps.engine.state.op_views import AgeOp, DeleteOp
@@ -190,7 +191,7 @@ def test_rows_expire_when_they_were_not_used_never_before_and_soon_after(pushes,
         for _ in range(passed):
             now += SECOND
             age(shard, now)
-            gone = np.concatenate([expiring.piece(shard, now, 16) for _ in range(40)])
+            gone = np.concatenate([expiring.piece(shard, now, 16).gone for _ in range(40)])
             early = {key for key in gone.tolist() if used[key] > now - SECOND * after}
             assert not early
             forget(shard, distinct(gone))
@@ -199,6 +200,63 @@ def test_rows_expire_when_they_were_not_used_never_before_and_soon_after(pushes,
             late = {key for key, time in used.items() if time < now - SECOND * (after + 1)}
             assert not late, f"at {now}: rows {late} were not used for {after} s"
     assert set(shard.keys().tolist()) == set(used)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.integers(1, 4)), min_size=5, max_size=80),
+    st.integers(5, 20),
+)
+def test_pulls_keep_rows_where_they_are_uses(steps, after):
+    """Beside a dict: whether a row is pushed or pulled, it goes `after` seconds later, and never before."""
+    shard, used, now = shard_with(expire=ExpireUnused(float(after), by="use")), {}, 0
+    expiring = Expiring(shard.spec.life.expire)
+    for key, pulls, passed in steps:
+        if pulls:
+            shard.pull(np.array([key, 500]), np.empty((2, 2), np.float32))
+            used |= {key: now} if key in used else {}
+        else:
+            push(shard, [key])
+            used[key] = now
+        for _ in range(passed):
+            now += SECOND
+            age(shard, now)
+            found = [expiring.piece(shard, now, 16) for _ in range(40)]
+            gone, pulled = (np.concatenate(each) for each in zip(*found, strict=True))
+            early = {key for key in gone.tolist() if used[key] > now - SECOND * after}
+            assert not early, f"at {now}: rows {early} go"
+            forget(shard, distinct(gone))
+            for key in gone.tolist():
+                used.pop(key, None)
+            pulled = distinct(pulled)
+            shard.apply(Op(ADD, pulled, 0, np.zeros((len(pulled), 2), np.float32), shard.clock, 1))
+            late = {key for key, time in used.items() if time < now - SECOND * (after + 2)}
+            assert not late, f"at {now}: rows {late} were not used for {after} s"
+    assert set(shard.keys().tolist()) == set(used)
+    assert not shard.all_rows()[:, :2].any() or shard.all_rows()[:, :2].min() >= 1, "uses change no value"
+
+
+def test_notes_of_pulls_stay_with_their_rows():
+    """While rows grow, move into free ones, and are changed beside the loop."""
+    shard = shard_with(expire=ExpireUnused("1 day", by="use"))
+    push(shard, range(5000))
+    kept = np.arange(4000, 5000, 7)
+    shard.pull(kept, np.empty((len(kept), 2), np.float32))
+    push(shard, range(5000, 9000))
+    forget(shard, np.arange(4000))
+    forget(shard, np.arange(5000, 9000))
+    assert shard.end < 5000, "rows have moved"
+    op = Op(PUSH, np.arange(4000, 4500), 0, np.ones((500, 2), np.float32), NO_CLOCK, 1)
+    made = MadeBeside(shard, op)
+    made.carry_out()
+    shard.pull(np.array([4001]), np.empty((1, 2), np.float32))
+    shard.made_beside = made
+    shard.apply(op)
+    expiring = Expiring(shard.spec.life.expire)
+    found = np.concatenate([expiring.piece(shard, 0, 1 << 12).pulled for _ in range(8)])
+    assert sorted(set(found.tolist())) == sorted([*kept.tolist(), 4001])
+    again = np.concatenate([expiring.piece(shard, 0, 1 << 12).pulled for _ in range(8)])
+    assert not len(again)
 
 
 def test_rows_expire_by_clocks_and_small_ones_only_by_their_rule():
@@ -210,13 +268,13 @@ def test_rows_expire_by_clocks_and_small_ones_only_by_their_rule():
     push(shard, [4], clock=12)
     age(shard, 4000)
     expiring = Expiring(shard.spec.life.expire)
-    assert expiring.piece(shard, 4000, 1 << 12).tolist() == []  # no mark says yet that clock 2 is over
+    assert expiring.piece(shard, 4000, 1 << 12).gone.tolist() == []  # no mark says yet that clock 2 is over
     push(shard, [4], clock=30)
     age(shard, 5001)
-    assert sorted(expiring.piece(shard, 5001, 1 << 12).tolist()) == [1, 2, 3]
+    assert sorted(expiring.piece(shard, 5001, 1 << 12).gone.tolist()) == [1, 2, 3]
     small = Expiring((ExpireSmall(5.0, norm=1e-3),))
-    assert small.piece(shard, 5001, 1 << 12).tolist() == [3]
-    assert small.piece(shard, 4999, 1 << 12).tolist() == []
+    assert small.piece(shard, 5001, 1 << 12).gone.tolist() == [3]
+    assert small.piece(shard, 4999, 1 << 12).gone.tolist() == []
 
 
 # ---- Budgets
@@ -416,6 +474,15 @@ def test_wrong_an_expiry_that_forgets_a_row_early_is_caught(monkeypatch):
     )
     with pytest.raises(AssertionError):
         test_rows_expire_when_they_were_not_used_never_before_and_soon_after()
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda shard, rows: np.zeros(len(rows), np.bool_), lambda shard, rows: rows >= 0], ids=["none", "all"]
+)
+def test_wrong_notes_of_pulls_are_caught(wrong, monkeypatch):
+    monkeypatch.setattr(forgetting, "take_pulled", wrong)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        test_pulls_keep_rows_where_they_are_uses()
 
 
 @pytest.mark.parametrize(

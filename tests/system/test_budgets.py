@@ -91,6 +91,25 @@ def test_rows_that_are_not_used_expire_and_come_back_as_new_ones(ps: dps.Paramet
 
 
 @pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+@pytest.mark.parametrize("copies", [1, 2])
+def test_rows_that_are_only_pulled_stay_where_pulls_are_uses(ps: dps.ParameterServer, copies: int) -> None:
+    rule = dps.ExpireUnused(1.0, by="use")
+    w = ps.table(f"read{copies}", dim=2, optimizer=dps.Adagrad(0.1), expire=rule, copies=copies, shards=2)
+    w.push(range(100), np.ones((100, 2), np.float32))
+    once = w.pull(range(100))
+
+    def gone() -> bool:
+        assert np.array_equal(w.pull(range(10)), once[:10])
+        return len(w) == 10
+
+    wait_until(gone)  # ninety rows expire, although nothing is pushed any more
+    wait_until(lambda: not gone() or turnover(ps, w).expired == 90)
+    for _ in range(20):
+        time.sleep(0.1)
+        assert gone(), "a row has gone that is pulled all the time"
+
+
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
 def test_a_restored_table_knows_how_old_its_rows_are(ps: dps.ParameterServer, tmp_path) -> None:
     w = ps.table("stored", dtype="int64", expire=dps.ExpireUnused(4.0), shards=2)
     w.push(range(50), [1] * 50)
@@ -185,8 +204,9 @@ def test_each_push_counts_once_towards_an_admission_while_servers_are_killed() -
             keys = np.concatenate([often, rare[: 200 if turn < 4 else 0], once[500 * turn : 500 * (turn + 1)]])
             w.push(keys, np.ones(len(keys), np.int64))
             if turn in (2, 8):
+                victim = next(server.number for server in ps.status().servers if server.alive)
                 os.kill(pids_of(ps)[0][0], signal.SIGKILL)
-                wait_until(lambda: all(len(chain) == 2 for chain in ps.status().tables["w"].chains))
+                wait_until(lambda victim=victim: is_whole(ps, without=victim))
         assert w.pull(often).tolist() == [12 - 4] * 200
         values, born = w.pull(np.concatenate([rare, once]), born=True)
         assert not born.any()

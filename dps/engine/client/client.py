@@ -41,7 +41,7 @@ from dps.engine.client.session import ClientSession
 from dps.engine.client.table import Table, name_of, place_of, through
 from dps.engine.client.ticket import Certificate, Pending, SentCall, Ticket
 from dps.engine.client.verbs import Certified, Keys, Pulls, T, TableLike, Verbs, implements
-from dps.engine.client.word_table import WordTable
+from dps.engine.client.word_table import Confirmed, WordTable
 from dps.engine.coordination.origins import encode_key
 from dps.engine.daskapi.cordon import Execution, execution
 from dps.engine.functions.definition import Function
@@ -129,6 +129,7 @@ class Client(Verbs):
         # pushes are not sent, and what is sent for its answer says that it is a repeat.
         self.replays = False
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
+        self._confirmed: dict[str, Confirmed] = {}  # by vocabulary
         self._beside: Client | None = None  # a client without a clock, where this one has a clock
 
     def __repr__(self) -> str:
@@ -254,7 +255,7 @@ class Client(Verbs):
         ['a', 'rose']
         """
         WordLayout.of(self.spec_of(name))
-        return WordTable(name, self._without_clock(), self)
+        return WordTable(name, self._without_clock(), self, confirmed=self._confirmed.setdefault(name, Confirmed()))
 
     def spec_of(self, table: str) -> TableSpec:
         """The definition of a table, UnknownTableError if there is none of that name."""
@@ -281,6 +282,8 @@ class Client(Verbs):
             return self
         if self._beside is None or self._beside.session.closed:
             self._beside = Client(self.ticket, self.session.environment)
+            with self._beside.session.lock:  # the controller is there, so a first connection that breaks is made again
+                self._beside.session.insist(self._beside.session.fetch_route, known=True)
         return self._beside
 
     @implements(Verbs.pull)

@@ -16,17 +16,18 @@ import numpy.typing as npt
 
 from dps.engine.core import texts
 from dps.engine.functions.definition import Function
-from dps.engine.functions.words import MAX_WIDTH, WordLayout, assign_words
+from dps.engine.functions.words import MAX_WIDTH, WordLayout, assign_words, confirm_words
 from dps.engine.state.ops import TableSpec
 from dps.errors import DPSError, InputError, InputTypeError, UnknownTableError, told
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["WordBatch", "WordTable", "counts_of"]
+__all__ = ["Confirmed", "WordBatch", "WordTable", "counts_of"]
 
 BATCH = 1 << 14  # words that are looked up, or given ids, by one request
 MAX_PROBES = 64  # keys that a word may find taken by other words. By chance, that does not happen once
+MAX_LOOKS = 32  # until all copies have the ids that were found; two, but where a primary was lost meanwhile
 UNBORN, OTHER = 0, 2  # what `texts.match` says of a word whose key has no row, or that of another word
 
 
@@ -46,7 +47,7 @@ class Calls(Protocol):
 
     def spec_of(self, table: str) -> TableSpec: ...
     def pull(self, table: str, keys: Any) -> Any: ...
-    def call_for_itself(self, function: Function, table: str, keys: np.ndarray, **arguments: object) -> object: ...
+    def call_for_itself(self, function: Function, table: str, keys: np.ndarray, **arguments: object) -> Any: ...
     def forget_routes(self) -> None: ...
 
 
@@ -59,6 +60,27 @@ class Counter(Protocol):
 def counts_of(name: str) -> str:
     """The table with the counts of a vocabulary."""
     return f"{name}.counts"
+
+
+class Confirmed:
+    """Which ids of a vocabulary all copies have, as far as a client knows: of each lane, those with lower numbers.
+
+    A primary shows a row before its backups have it. If it dies then, the id goes to another word.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[int, np.ndarray] = -1, np.zeros(0, np.int64)  # the table's number, and a number a lane
+
+    def has(self, spec: TableSpec, layout: WordLayout, ids: np.ndarray) -> bool:
+        """Whether all copies have these ids; -1 is none."""
+        table, numbers = self._known
+        some = ids[ids >= 0]
+        if spec.copies == 1 or not len(some):
+            return True
+        return table == spec.id and bool((some >> layout.bits < numbers[some & (layout.lanes - 1)]).all())
+
+    def note(self, spec: TableSpec, numbers: np.ndarray) -> None:
+        self._known = spec.id, numbers
 
 
 class WordTable:
@@ -78,6 +100,8 @@ class WordTable:
         What counts words.
     assigns : bool
         Unknown words get ids.
+    confirmed : Confirmed, optional
+        What its client knows of the copies.
 
     Examples
     --------
@@ -89,9 +113,11 @@ class WordTable:
     (array([0, 1, 2, 0, 1]), ['rose', 'a'], 3)
     """
 
-    def __init__(self, name: str, calls: Calls, counter: Counter, assigns: bool = True):
+    def __init__(
+        self, name: str, calls: Calls, counter: Counter, assigns: bool = True, confirmed: Confirmed | None = None
+    ):
         self.name, self.assigns = name, assigns
-        self._calls, self._counter = calls, counter
+        self._calls, self._counter, self._confirmed = calls, counter, confirmed or Confirmed()
 
     def __repr__(self) -> str:
         return f"<dps.WordTable {self.name!r}{'' if self.assigns else ', which is frozen'}>"
@@ -103,7 +129,7 @@ class WordTable:
         -------
         WordTable
         """
-        return WordTable(self.name, self._calls, self._counter, assigns=False)
+        return WordTable(self.name, self._calls, self._counter, False, self._confirmed)
 
     def ids(self, words: Iterable[object], assign: bool = True) -> np.ndarray:
         """The id of each word; words that have none yet get one.
@@ -146,7 +172,7 @@ class WordTable:
         starts = range(0, len(given), BATCH)
         batches = [WordBatch(self, layout, given[start : start + BATCH], start) for start in starts]  # which checks all
         for start, batch in zip(starts, batches, strict=True):
-            batch.look_up(found[start : start + BATCH], assigns)
+            self._look_up(batch, found[start : start + BATCH], assigns)
         return found.reshape(given.shape)
 
     def count(self, words: Iterable[object]) -> np.ndarray:
@@ -243,6 +269,23 @@ class WordTable:
         lanes = np.arange(len(numbers))
         return int(np.max(((numbers - 1) * len(numbers) + lanes + 1)[numbers > 0], initial=0))
 
+    def _look_up(self, batch: WordBatch, ids: np.ndarray, assigns: bool) -> None:
+        """Ids that all copies have. After these have confirmed some, the words are looked up again."""
+        for _ in range(MAX_LOOKS):
+            batch.look_up(ids, assigns)
+            spec = self._calls.spec_of(self.name)  # behind the look, which may have found that it was restored
+            layout = WordLayout.of(spec)
+            if self._confirmed.has(spec, layout, ids) or self._calls.rehearses:
+                return
+            try:
+                counters = layout.counters(np.arange(layout.lanes))
+                self._confirmed.note(spec, self._calls.call_for_itself(confirm_words, self.name, counters))
+            except UnknownTableError:  # it was restored; the next look says if it is gone
+                self._calls.forget_routes()
+        raise DPSError(
+            f"vocabulary {self.name!r}: its copies were replaced {MAX_LOOKS} times during a look-up; try again"
+        )
+
     def _next_numbers(self) -> np.ndarray:
         layout = WordLayout.of(self._calls.spec_of(self.name))
         numbers: np.ndarray = self._calls.pull(self.name, layout.counters(np.arange(layout.lanes)))[:, 0]
@@ -271,10 +314,10 @@ class WordTable:
         rows: np.ndarray = self._calls.pull(self.name, keys)
         return rows
 
-    def assign(self, keys: np.ndarray, at: np.ndarray, rows: np.ndarray) -> None:
-        """Have the servers give ids to the words of some rows, whose keys are `at`."""
+    def assign(self, keys: np.ndarray, **proposed: np.ndarray) -> None:
+        """Have the servers give ids to words; what is `proposed` are the arguments of their function."""
         try:
-            self._calls.call_for_itself(assign_words, self.name, keys, at=at, words=rows)
+            self._calls.call_for_itself(assign_words, self.name, keys, **proposed)
         except UnknownTableError:  # the table was restored since it was looked at; the next look says if it is gone
             self._calls.forget_routes()
 
@@ -337,7 +380,8 @@ class WordBatch:
         rows = np.empty((len(at), self._layout.dim), np.int64)
         texts.pack(*self._texts, which[first], rows)
         lanes = np.unique(self._layout.lanes_of(at))
-        self._table.assign(np.concatenate([at, self._layout.counters(lanes)]), at, rows)
+        named = np.concatenate([at, self._layout.counters(lanes)])
+        self._table.assign(named, at=at, turns=which[first], words=rows)
 
 
 def _ids(ids: npt.ArrayLike) -> np.ndarray:

@@ -42,7 +42,7 @@ from dps.engine.driver.archive import (
 )
 from dps.engine.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.engine.driver.mapping import mapped
-from dps.engine.driver.vocabularies import make_vocabulary
+from dps.engine.driver.vocabularies import made_vocabulary
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
 from dps.engine.state.columns import Column, parts_of_table
@@ -379,11 +379,10 @@ class ParameterServer:
         if shards is None:
             wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
-        spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards)
-        placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         copies = self.copies if copies is None else copies
-        spec = dataclasses.replace(spec, copies=copies, ack=ack, partition=placed)
-        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit))
+        spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
+        placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
+        spec = dataclasses.replace(spec, partition=placed, life=life_of(expire, max_bytes, evict, admit))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
@@ -411,7 +410,7 @@ class ParameterServer:
             Of the table, which is keyed, of int64, and not to be pushed to by hand.
         width : int, optional
             Bytes of the longest word, a multiple of 8 up to 248; 56 by default. A word takes twice so many bytes on the
-            servers, and 60 bytes more.
+            servers, and 80 bytes more.
         lanes : int, optional
             Into how many parts ids are dealt, a power of two up to 1024; 32 by default. The shards of the table have
             equal parts of them. With one lane the ids are 0, 1, 2, ... without a gap, on one shard.
@@ -441,8 +440,7 @@ class ParameterServer:
         (array([0, 1, 2, 0, 1]), array([2, 2, 1]))
         >>> cluster.close()
         """
-        make_vocabulary(self.tables(), self.table, name, width, lanes, counts, copies)
-        return self._connection.client().vocabulary(name)
+        return made_vocabulary(self, name, width, lanes, counts, copies)
 
     def drop_table(self, table: TableLike) -> None:
         """Forget a table and its rows."""

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from dps.engine.client.client import Client
 from dps.engine.client.table import Table
-from dps.engine.client.word_table import counts_of
+from dps.engine.client.word_table import WordTable, counts_of
 from dps.engine.functions.words import WordLayout
 from dps.errors import NameInUseError
 
-__all__ = ["make_vocabulary"]
+__all__ = ["made_vocabulary"]
 
 DEFAULT_LANES, DEFAULT_WIDTH = 32, 56
 
 
-def make_vocabulary(
-    tables: Mapping[str, Table],
-    make: Callable[..., Table],
+class Maker(Protocol):
+    """What makes tables: a :class:`dps.ParameterServer`."""
+
+    def tables(self) -> Mapping[str, Table]: ...
+    def client(self) -> Client: ...
+
+    @property
+    def table(self) -> Callable[..., Table]: ...
+
+
+def made_vocabulary(
+    ps: Maker,
     name: str,
     width: int | None,
     lanes: int | None,
     counts: bool,
     copies: int | None,
-) -> None:
-    """Have the tables of a vocabulary there; see :meth:`dps.ParameterServer.vocabulary`, whose arguments these are.
+) -> WordTable:
+    """The vocabulary, whose tables are made where they are not there; see :meth:`dps.ParameterServer.vocabulary`.
 
-    `make` makes a table, as :meth:`dps.ParameterServer.table`. Two processes may make the same vocabulary at once.
+    Two processes may make the same vocabulary at once.
     """
+    tables = ps.tables()
     found = WordLayout.of(tables[name].spec) if name in tables else None
     lanes = (found.lanes if found else DEFAULT_LANES) if lanes is None else lanes
     width = (found.width if found else DEFAULT_WIDTH) if width is None else width
@@ -37,6 +49,7 @@ def make_vocabulary(
             f"width={width}: leave them out, or take another name"
         )
     if found is None:
-        make(name, **wanted.of_table, shards=None if lanes > 1 else 1, copies=copies, exist_ok=True)
+        ps.table(name, **wanted.of_table, shards=None if lanes > 1 else 1, copies=copies, exist_ok=True)
     if counts and counts_of(name) not in tables:
-        make(counts_of(name), dtype="int64", copies=copies, exist_ok=True)
+        ps.table(counts_of(name), dtype="int64", copies=copies, exist_ok=True)
+    return ps.client().vocabulary(name)

@@ -21,6 +21,7 @@ whether a call is repeated, or comes twice, or loses a race makes no difference.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from dps.engine.state.optimizers import Assign
 from dps.engine.state.partitioning import HashPartition, Partition, RangePartition
 from dps.errors import InputError
 
-__all__ = ["MAX_LANES", "MAX_WIDTH", "WordLayout", "assign_words"]
+__all__ = ["MAX_LANES", "MAX_WIDTH", "WordLayout", "assign_words", "confirm_words"]
 
 MAX_WIDTH = 248  # bytes of a word, whose length has 8 bits in the head
 MAX_LANES = 1024
@@ -68,10 +69,9 @@ class WordLayout(NamedTuple):
     @classmethod
     def of(cls, spec: TableSpec) -> WordLayout:
         """The layout of a table that there is; InputError if it is no table of words."""
-        lanes = len(spec.partition.bounds) + 1 if isinstance(spec.partition, RangePartition) else 1
-        found = cls(lanes.bit_length() - 1, spec.dim)
-        sound = spec.keyed and spec.dtype == "int64" and spec.slots == 0 and 2 <= spec.dim <= 1 + MAX_WIDTH // 8
-        if not sound or lanes & (lanes - 1) or found.partition != spec.partition or (lanes == 1 and spec.shards > 1):
+        found = layout_of(spec.partition, spec.dim)
+        sound = spec.keyed and spec.dtype == "int64" and spec.slots == 0
+        if found is None or not sound or (found.lanes == 1 and spec.shards > 1):
             raise InputError(
                 f"table {spec.name!r} is no vocabulary: ps.vocabulary makes one, of a name that no other table has"
             )
@@ -128,12 +128,20 @@ class WordLayout(NamedTuple):
         return numbers >> np.uint64(bits) if bits < 64 else np.zeros_like(numbers)
 
 
+@functools.lru_cache(maxsize=64)
+def layout_of(partition: Partition, dim: int) -> WordLayout | None:
+    """The layout of a table with this partition, None if it has none; kept, because each look-up asks for it."""
+    lanes = len(partition.bounds) + 1 if isinstance(partition, RangePartition) else 1
+    found = WordLayout(lanes.bit_length() - 1, dim)
+    return found if found.partition == partition and 8 <= found.width <= MAX_WIDTH else None
+
+
 @function(changes=True, dtypes=["int64"])
-def assign_words(rows: Rows, at: np.ndarray, words: np.ndarray) -> None:
+def assign_words(rows: Rows, at: np.ndarray, turns: np.ndarray, words: np.ndarray) -> None:
     """Give an id to each of the words whose key has no row yet.
 
     The call names the keys of the words and the counters of their lanes. `at` are the keys of the words, sorted;
-    `words` their rows, without ids.
+    `words` their rows, without ids. The words of a lane are numbered in the order of their `turns`.
     """
     layout, keys = WordLayout.of(rows.spec), rows.keys
     which = np.minimum(np.searchsorted(at, keys), len(at) - 1)
@@ -143,7 +151,7 @@ def assign_words(rows: Rows, at: np.ndarray, words: np.ndarray) -> None:
         return
     lanes, next_number = layout.lanes_of(keys[fresh]), np.zeros(layout.lanes, np.int64)
     next_number[layout.lanes_of(keys[~named])] = rows.before[~named, 0]
-    order = np.argsort(lanes, kind="stable")
+    order = np.lexsort((turns[which[fresh]], lanes))
     fresh, lanes = fresh[order], lanes[order]
     ranks = np.arange(len(fresh)) - np.searchsorted(lanes, lanes)  # of the word among those of its lane
     ids = (next_number[lanes] + ranks) << layout.bits | lanes
@@ -160,3 +168,19 @@ def assign_words(rows: Rows, at: np.ndarray, words: np.ndarray) -> None:
 
 
 assign_words.merge(lambda parts: None)
+
+
+@function(changes=True, dtypes=["int64"])
+def confirm_words(rows: Rows) -> np.ndarray:
+    """The lanes of the counters that are named, and the counters, int64 [2, m].
+
+    It counts as a change, so it is acknowledged when all copies have what came before it: all ids below the counters.
+    """
+    return np.stack([WordLayout.of(rows.spec).lanes_of(rows.keys), rows.before[:, 0]])
+
+
+@confirm_words.merge
+def _(parts: list[np.ndarray]) -> np.ndarray:
+    lanes, counters = np.concatenate(parts, axis=1)
+    merged: np.ndarray = counters[np.argsort(lanes)]
+    return merged

@@ -25,7 +25,7 @@ from dps.engine.server.tables import (
     rows_after,
     rows_header,
 )
-from dps.engine.state.ops import CLOSE, DELETE, ROWS, Op
+from dps.engine.state.ops import ADD, CLOSE, DELETE, ROWS, Op
 from dps.engine.wire.frames import MORE, REPLAYED, RULE_ROWS, Header, encode_header
 from dps.errors import MovedError
 
@@ -115,7 +115,7 @@ class Changes:
         number, part = replica.number, ReplicaPart(replica, op.keys, op.start, 0, len(op.values))
         if op.rule == ROWS:
             header = rows_header(table.spec.id, number, op)
-        elif op.rule == DELETE:
+        elif op.rule in (DELETE, ADD):
             header = forget_header(table.spec.id, number, op)
         else:
             header = control_header(table.spec.id, epoch, op)

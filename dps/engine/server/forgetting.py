@@ -27,7 +27,7 @@ from dps.engine.server.tables import ServerTable
 from dps.engine.state.forgetting import Coldest, Expiring, must_go, new_rows
 from dps.engine.state.life import ExpireUnused, RowLife
 from dps.engine.state.op_views import AgeOp, DeleteOp
-from dps.engine.state.ops import DELETE, EVICTED, EXPIRED, Op
+from dps.engine.state.ops import ADD, DELETE, EVICTED, EXPIRED, Op
 from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 from dps.engine.wire.protocols import RoleEndpoint
@@ -183,8 +183,9 @@ class Forgetting:
 
     def _expire(self, table: ServerTable, replica: Replica, now: int) -> None:
         if self._may_decide(replica):
-            keys = self._chooser_of(replica).expiring.piece(replica.shard, now, TURN_SLOTS)
-            self._forget(table, replica, keys, EXPIRED)
+            found = self._chooser_of(replica).expiring.piece(replica.shard, now, TURN_SLOTS)
+            self._forget(table, replica, found.gone, EXPIRED)
+            self._use(table, replica, found.pulled)
 
     def _prepare(self, table: ServerTable, replica: Replica) -> None:
         coldest, shard = self._chooser_of(replica).coldest, replica.shard
@@ -208,6 +209,13 @@ class Forgetting:
             op = DeleteOp(keys, 0, len(keys), replica.shard.clock, 1, why=why).op()
             self._owner.changes.control(table, self._owner.epoch, [replica], op, OwedAnswer())
 
+    def _use(self, table: ServerTable, replica: Replica, keys: np.ndarray) -> None:
+        """Let the rows of keys that were pulled be used now, on all copies: zeros are added to them."""
+        if len(keys):
+            values = np.zeros((len(keys), table.spec.dim), table.dtype)
+            op = Op(ADD, keys, 0, values, replica.shard.clock, 1)
+            self._owner.changes.control(table, self._owner.epoch, [replica], op, OwedAnswer())
+
     def _chooser_of(self, replica: Replica) -> Chooser:
         chooser = self._choosers.get(replica)
         if chooser is None:
@@ -225,7 +233,7 @@ def round_seconds(life: RowLife) -> float:
 
 def age_is_due(shard: KeyedShard, life: RowLife, now: int) -> bool:
     """Whether a new moment has to begin, `now` in milliseconds; none does while the shard is not changed."""
-    if shard.version == shard.base_version:
+    if shard.version == shard.base_version and not life.counts_pulls:
         return False
     if not shard.ages.marks:
         return True

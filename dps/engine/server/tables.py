@@ -10,7 +10,7 @@ from dps.engine.core.requests.request import Parts
 from dps.engine.core.shards.rows import gather
 from dps.engine.core.shards.states import TableState
 from dps.engine.server.replicas import Replica, ReplicaPart
-from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp
+from dps.engine.state.op_views import AgeOp, CloseOp, RetireOp
 from dps.engine.state.ops import ADD, AGE, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
 from dps.engine.state.partition import group, shard_bits
 from dps.engine.state.scan import FoundRows
@@ -348,17 +348,16 @@ def rows_header(table: int, shard: int, op: Op) -> Header:
 
 
 def forget_header(table: int, shard: int, op: Op) -> Header:
-    """The header of a DELETE by which a primary forgets rows, for the backups."""
-    delete, flags = DeleteOp.of(op), frames.RULE_DELETE
+    """The header, for the backups, of a DELETE by which a primary forgets rows, or of an ADD by which it uses them."""
     return Header(
         frames.REPLICATE,
-        flags,
+        frames.RULE_DELETE if op.rule == DELETE else frames.RULE_ADD,
         table=table,
-        clock=delete.clock,
-        parties=delete.parties,
+        clock=op.clock,
+        parties=op.parties,
         shard=shard,
         shards=1,
-        count=delete.length,
+        count=len(op.values),
         rows=op.rows,
     )
 

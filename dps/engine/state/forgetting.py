@@ -8,10 +8,11 @@ bounded number of rows at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from dps.engine.core.shards.records import MOMENTS, ages, counts, live_slots, records_of
+from dps.engine.core.shards.records import MOMENTS, ages, counts, live_slots, records_of, take_pulled
 from dps.engine.state.ages import distance, moment_of
 from dps.engine.state.life import ExpireSmall, ExpireUnused, Expiry, RowLife
 from dps.engine.state.partition import distinct
@@ -67,6 +68,13 @@ def sample(shard: KeyedShard) -> np.ndarray:
     return np.concatenate([live_slots(table, start, start + size, vacant)[1] for start in starts.tolist()])
 
 
+class Found(NamedTuple):
+    """What a piece of a round has found: the keys that are to go, and those whose rows were pulled since the last."""
+
+    gone: np.ndarray
+    pulled: np.ndarray
+
+
 class Expiring:
     """The rows that the rules of a table let expire."""
 
@@ -74,11 +82,12 @@ class Expiring:
         self._rules = rules
         self._hand = Hand()
 
-    def piece(self, shard: KeyedShard, time: int, slots: int) -> np.ndarray:
-        """The keys that are to go, of the next so many slots; `time` in milliseconds since 1970."""
+    def piece(self, shard: KeyedShard, time: int, slots: int) -> Found:
+        """What is found in the next so many slots; `time` in milliseconds since 1970."""
         keys, rows, _ = self._hand.piece(shard, slots)
         if not len(keys):
-            return NO_KEYS
+            return Found(NO_KEYS, NO_KEYS)
+        pulled = take_pulled(shard, rows)
         age = ages(records_of(shard, rows), moment_of(shard))
         gone = np.zeros(len(keys), np.bool_)
         for rule in self._rules:
@@ -91,7 +100,7 @@ class Expiring:
                 values = shard.rows[rows[which], : shard.dim].astype(np.float64, copy=False)
                 old[which] = np.einsum("ij,ij->i", values, values) <= rule.norm**2
             gone |= old
-        return keys[gone]
+        return Found(keys[gone & ~pulled], keys[pulled])
 
 
 def _moment_before(shard: KeyedShard, rule: Expiry, time: int) -> int | None:

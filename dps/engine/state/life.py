@@ -88,6 +88,10 @@ class ExpireUnused(Expiry):
         ``"7 days"``, ``"12 h"``, or seconds.
     clocks : int, optional
         In place of `after`: iterations of the trainers, at least 1.
+    by : {"push", "use"}
+        Whether a pull of a row counts as its use, too. For all rules of the table, then; pulls by functions on servers
+        and of ranges of keys do not count. A primary looks at its notes of pulls sixteen times in the time after which
+        rows go; when it dies, its notes are lost, so a row may go early that was pulled only since then.
 
     Raises
     ------
@@ -104,6 +108,7 @@ class ExpireUnused(Expiry):
     """
 
     clocks: int = number(0, least=0, whole=True)
+    by: str = converted("push", _used_by)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,6 +262,11 @@ class RowLife:
     def bytes_of_rows(self) -> int:
         """What `max_bytes` leaves for rows beside the counters of keys that wait; 0: no limit, or nothing is left."""
         return max(0, self.max_bytes - (self.counts.nbytes if self.counts is not None else 0))
+
+    @property
+    def counts_pulls(self) -> bool:
+        """Whether a pull of a row is a use of it."""
+        return any(isinstance(rule, ExpireUnused) and rule.by == "use" for rule in self.expire)
 
     @property
     def has_records(self) -> bool:

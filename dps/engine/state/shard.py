@@ -43,6 +43,7 @@ from dps.engine.core.shards.growing import filling_rows, growing_rows
 from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
 from dps.engine.core.shards.ledger import Ledger
+from dps.engine.core.shards.records import note
 from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
 from dps.engine.state.admission import Admission
@@ -322,8 +323,7 @@ class Shard(CutShard):
         if op.unborn is None or self.admission is None:
             return op
         if self.cut is not None and self.cut.admission is not None and self.cut.includes(op):
-            assert op.keys is not None
-            self.cut.admission.count(op.keys, op.unborn)
+            self.cut.admission.admit(op)
         return self.admission.admit(op)
 
     def close(self, op: Op) -> Op:
@@ -564,8 +564,8 @@ class Shard(CutShard):
     def own_memory(self, rows: np.ndarray) -> None:
         """Go on with these rows, and with copies of all else that a twin shares and an op may change."""
         self.rows = rows
-        self.changed = None if self.changed is None else self.changed.copy()
-        self.vacant = None if self.vacant is None else self.vacant.copy()
+        for name in ("changed", "vacant", "pulled"):
+            setattr(self, name, copy.copy(getattr(self, name)))
         if self.cut is not None:
             self.cut.own_memory()
 
@@ -592,7 +592,8 @@ class Shard(CutShard):
 
     @property
     def _nbytes_aside(self) -> int:
-        return sum(each.nbytes for each in (self.sums, self.cut, self.changed, self.admission) if each is not None)
+        aside = self.sums, self.cut, self.changed, self.admission, self.pulled
+        return sum(each.nbytes for each in aside if each is not None)
 
     @abc.abstractmethod
     def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selected:
@@ -737,6 +738,7 @@ class KeyedShard(Shard):
         # The hashes of keys begin alike in a shard only if these hashes chose the shard.
         self.index = self.new_index()
         self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
+        self.pulled = np.zeros(0, np.uint8) if spec.life.counts_pulls else None
         self.scratch = np.empty(1024, np.int64)
 
     def new_index(self) -> KeyIndex:
@@ -776,6 +778,7 @@ class KeyedShard(Shard):
         index = self._rows_of(len(keys))
         missing = self.index.find(keys, index)
         gather(self.rows, index, out)
+        note(self, index)
         if missing and not self.absent_start.has_zeros:
             fill_missing(out, keys, index, self.absent_start)
 
@@ -811,7 +814,7 @@ class KeyedShard(Shard):
             # Large blocks grow without a copy: see `growing.pyx`. refcheck=False is safe, because no view of the rows
             # lives from one request to the next.
             self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
-            for flags in (self.changed, self.vacant):
+            for flags in (self.changed, self.vacant, self.pulled):
                 if flags is not None:
                     flags.resize(len(self.rows), refcheck=False)
         super().reserve(new)
@@ -826,6 +829,10 @@ class KeyedShard(Shard):
 
     def take_over(self, twin: Shard) -> None:
         assert isinstance(twin, KeyedShard)
+        if self.pulled is not None and twin.pulled is not None:
+            if twin.end >= self.end:  # else the twin was compacted, and its rows have other numbers
+                twin.pulled[: self.end] |= self.pulled[: self.end]
+            self.pulled = twin.pulled
         super().take_over(twin)
         self.deleted = twin.deleted
 
@@ -838,6 +845,7 @@ class KeyedShard(Shard):
     def expect(self, rows: int) -> None:
         """Make room for that many rows at once, in a shard that has none, before they are loaded."""
         self.rows = filling_rows(rows, self.width, self.spec.dtype)
+        self.pulled = None if self.pulled is None else np.zeros(len(self.rows), np.uint8)
         if not self.most_rows:
             self.index.reserve(rows)
 
@@ -1003,6 +1011,7 @@ def clear(shard: KeyedShard) -> None:
     shard.index = shard.new_index()
     shard.rows = growing_rows(0, shard.width, shard.spec.dtype)
     shard.vacant, shard.vacancies, shard.deleted = None, 0, []
+    shard.pulled = None if shard.pulled is None else np.zeros(0, np.uint8)
 
 
 def bound_removed(shard: KeyedShard) -> None:
@@ -1052,7 +1061,8 @@ def compact(shard: KeyedShard) -> None:
     shard.index.renumber(numbers)
     shard.rows[holes] = shard.rows[last]
     shard.rows.resize((count, shard.width), refcheck=False)
-    if shard.changed is not None:
-        shard.changed[holes] = shard.changed[last]
-        shard.changed.resize(count, refcheck=False)
+    for flags in (shard.changed, shard.pulled):
+        if flags is not None:
+            flags[holes] = flags[last]
+            flags.resize(count, refcheck=False)
     shard.vacant, shard.vacancies = None, 0

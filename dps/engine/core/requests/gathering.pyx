@@ -13,6 +13,7 @@ cimport numpy as cnp
 
 from dps.engine.core.shards.initializers cimport dps_filling, fill_absent_rows
 from dps.engine.core.requests.request cimport Part
+from dps.engine.core.shards.records cimport note_pulled
 from dps.engine.core.shards.rows cimport dps_gather, dps_gather_range, dps_source
 from dps.engine.core.shards.states cimport ShardState, TableState
 
@@ -68,6 +69,8 @@ cdef class Gathering:
         index = self.index(count)
         if shard.index is not None:
             missing = shard.index.find_rows(part.keys, count, index)
+            if shard.pulled is not None:
+                note_pulled(shard, index, count)
         else:
             number_rows(part, shard.low, index)
         if count * table.dim >= LARGE:

@@ -19,4 +19,5 @@ cdef extern from "records.h" nogil:
     void dps_use_rows(const dps_use *use, const int64_t *keys, const int64_t *index, int64_t count)
 
 
+cdef int note_pulled(ShardState shard, const int64_t *index, int64_t count) except -1
 cdef int use_rows(ShardState shard, char *rows, const int64_t *keys, const int64_t *index, int64_t count) except -1

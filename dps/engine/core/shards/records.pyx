@@ -84,6 +84,39 @@ def use(
         use_rows(shard, place, int64s(keys), row, count)
 
 
+cdef int note_pulled(ShardState shard, const int64_t *index, int64_t count) except -1:
+    """Rows were pulled: those of `index`, in which a negative number is no row."""
+    cdef uint8_t *pulled = <uint8_t *> cnp.PyArray_DATA(shard.pulled)
+    cdef int64_t rows = shard.pulled.shape[0], i
+    with nogil:
+        for i in range(count):
+            if 0 <= index[i] < rows:
+                pulled[index[i]] = 1
+    return 0
+
+
+def note(ShardState shard not None, cnp.ndarray index not None) -> None:
+    """Rows were pulled: those of `index`, in which a negative number is no row."""
+    if shard.pulled is not None:
+        note_pulled(shard, int64s(index), cnp.PyArray_SIZE(index))
+
+
+def take_pulled(ShardState shard not None, cnp.ndarray index not None) -> np.ndarray:
+    """Which of rows[index[i]] were pulled since this was asked last, bool[m]; it is noted no more."""
+    cdef cnp.npy_intp count = cnp.PyArray_SIZE(index)
+    cdef cnp.ndarray found = cnp.PyArray_ZEROS(1, &count, cnp.NPY_BOOL, 0)
+    cdef uint8_t *is_pulled = <uint8_t *> cnp.PyArray_DATA(found)
+    cdef const int64_t *row = int64s(index)
+    cdef uint8_t *pulled
+    cdef int64_t rows, i
+    if shard.pulled is not None:
+        pulled, rows = <uint8_t *> cnp.PyArray_DATA(shard.pulled), shard.pulled.shape[0]
+        for i in range(count):
+            if 0 <= row[i] < rows:
+                is_pulled[i], pulled[row[i]] = pulled[row[i]], 0
+    return found
+
+
 def records_of(ShardState shard not None, cnp.ndarray index not None) -> np.ndarray:
     """The records of rows[index[i]], uint64[m]."""
     cdef cnp.npy_intp count = cnp.PyArray_SIZE(index)

@@ -36,6 +36,7 @@ class ShardState:
     cut: Any
     changed: np.ndarray | None
     vacant: np.ndarray | None
+    pulled: np.ndarray | None
     vacancies: int
     dim: int
     row_start: RowStart

@@ -73,6 +73,8 @@ cdef class ShardState:
         the index still has the key of the deleted row, whose columns have their initial values.
     vacancies : int
         How many rows are vacant.
+    pulled : numpy.ndarray or None
+        A byte for each row, where pulls are uses: 1, it was pulled since the hand of `state/forgetting.py` came by.
     dim : int
         Columns of values in a row.
     row_start : RowStart
