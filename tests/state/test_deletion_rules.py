@@ -248,7 +248,7 @@ WRONG = {
     "what came again is freed": ("free_vacant", "keys[shard.vacant[index] != 0]", "keys",
                                  what_is_pinned_stays_in_the_index),
     "the index keeps its numbers": ("compact", "shard.index.renumber(numbers)", "pass", memory_is_given_back),
-    "flags do not move": ("compact", "shard.changed[holes] = shard.changed[last]", "pass", memory_is_given_back),
+    "flags do not move": ("compact", "flags[holes] = flags[last]", "pass", memory_is_given_back),
     "rows do not move": ("compact", "shard.rows[holes] = shard.rows[last]", "pass", memory_is_given_back),
     "memory is kept": ("is_sparse", "free > shard.end // 2", "False", memory_is_given_back),
     "rows move for a few": ("is_sparse", "and free > shard.end // 2", "", few_free_rows_are_kept),
