@@ -55,7 +55,9 @@ def forget(shard: KeyedShard, keys: np.ndarray) -> None:
 # ---- Records
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [("float32", 2), ("float64", 1), ("int64", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [("float32", 2), ("float64", 1), ("int64", 1), ("int16", 4), ("uint8", 8)]
+)
 @pytest.mark.parametrize("kind", [dps.Add(), dps.Adagrad(0.1), dps.Adam(0.1)])
 def test_a_record_says_which_op_changed_a_row_last_when_and_how_often(dtype, columns, kind):
     if dtype not in kind.dtypes:

@@ -307,7 +307,8 @@ class ParameterServer:
             Number of rows of a dense table (keys 0 to rows - 1). Without it the table is keyed: any int64 is a key, and
             a row comes to life at its first push.
         dtype : dtype
-            float32, float64 or int64.
+            float32, float64, int64, int32, int16 or uint8. Whole numbers go with ``dps.Add()`` and ``dps.Assign()``;
+            sums that the dtype cannot hold wrap around, as numpy's do.
         optimizer : Optimizer, optional
             What the servers do with a push: ``dps.Add()`` by default, ``dps.SGD(0.1)``, ``dps.FTRL(...)``, ...
         init : Initializer, optional
@@ -321,8 +322,8 @@ class ParameterServer:
             mean.
         finite : bool, optional
             Refuse NaN and infinity, because one such value poisons its row for good. By default True for tables with an
-            optimizer other than ``dps.Add()`` and ``dps.Assign()``, and False for those two. An int64 table is never
-            checked: it cannot hold such values.
+            optimizer other than ``dps.Add()`` and ``dps.Assign()``, and False for those two. A table of whole
+            numbers is never checked: it cannot hold such values.
         shards : int, optional
             Slices; a power of two for keyed tables. By default ``dps.shards-per-server`` for each server that there is,
             or may come (:meth:`adapt` with a maximum).
