@@ -37,13 +37,13 @@ def verbs(optimizer: str) -> list[tuple[str, str]]:
     return [("pull", "pull"), ("push", "push Add")] if optimizer == "Add" else [("push", f"push {optimizer}")]
 
 
-def keyed_cases(dim: int, optimizer: str) -> Iterator[Wanted]:
-    """What is measured of a keyed table."""
+def keyed_cases(dim: int, optimizer: str, dtype: str = "") -> Iterator[Wanted]:
+    """What is measured of a keyed table; its dtype is named where it is not float32."""
     for keys in TABLES[dim]:
         for order in ("random", "localize"):
             for verb, what in verbs(optimizer):
                 name = "random order" if order == "random" else "localize's order"
-                yield Wanted(f"keyed {keys:,} x {dim}, {name}, {what}", verb, keys, order)
+                yield Wanted(f"keyed {keys:,} x {dim}{dtype}, {name}, {what}", verb, keys, order)
 
 
 def plans(ps: Any, quick: bool, rows: list[str], drop: bool = True) -> Iterator[Plan]:
@@ -68,6 +68,8 @@ def plans(ps: Any, quick: bool, rows: list[str], drop: bool = True) -> Iterator[
             tables.append(
                 (f"dense-{count}-{name}", options, 0, [Wanted(f"dense {size}, {w}", v) for v, w in verbs(name)])
             )
+    options = {"dim": 64, "dtype": "int16"}  # half the bytes of float32
+    tables.append(("keyed-64-int16", options, born, list(keyed_cases(64, "Add", " int16"))))
     rounds, turn = (5, 0.01) if quick else (ROUNDS, TURN)
     for table, options, first, cases in tables:
         wanted = tuple(case for case in cases if not rows or any(row in case.case for row in rows))

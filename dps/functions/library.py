@@ -24,6 +24,7 @@ import numpy as np
 from dps.engine.functions.combining import BINARY, combine, known
 from dps.errors import InputError
 from dps.functions import Function, Rows, function
+from dps.functions.wide import wide
 
 __all__ = [
     "BINARY",
@@ -89,7 +90,7 @@ def _extreme(parts: list[float | None], choose: Callable[[list[float]], np.gener
 @function
 def amax(rows: Rows) -> np.number | None:
     """The largest absolute value."""
-    return np.abs(rows.values).max() if len(rows) else None
+    return np.abs(wide(rows.values)).max() if len(rows) else None
 
 
 amax.merge(lambda parts: _extreme(parts, np.max, "amax"))
@@ -98,7 +99,7 @@ amax.merge(lambda parts: _extreme(parts, np.max, "amax"))
 @function
 def amin(rows: Rows) -> np.number | None:
     """The smallest absolute value."""
-    return np.abs(rows.values).min() if len(rows) else None
+    return np.abs(wide(rows.values)).min() if len(rows) else None
 
 
 amin.merge(lambda parts: _extreme(parts, np.min, "amin"))
@@ -127,13 +128,13 @@ def _exact(parts: list[float]) -> float:
 
 
 def _total(values: np.ndarray) -> float:
-    whole = values.dtype.kind == "i"
+    whole = values.dtype.kind in "iu"
     return builtins.sum(block.sum(dtype=np.int64 if whole else np.float64).item() for block in _blocks(values))
 
 
 @function
 def sum(rows: Rows) -> float:  # noqa: A001
-    """The sum of all values, in float64 (of an int64 table: exact)."""
+    """The sum of all values, in float64 (of whole numbers: exact)."""
     return _total(rows.values)
 
 
@@ -143,7 +144,7 @@ sum.merge(_exact)
 @function
 def asum(rows: Rows) -> float:
     """The sum of the absolute values, in float64: the 1-norm."""
-    return builtins.sum(_total(np.abs(block)) for block in _blocks(rows.values))
+    return builtins.sum(_total(np.abs(wide(block))) for block in _blocks(rows.values))
 
 
 asum.merge(_exact)
@@ -325,7 +326,7 @@ def _columns(parts: list[list[np.ndarray]]) -> list[np.ndarray]:
 
 def _scores(rows: Rows, by: str, query: np.ndarray | None, which: slice = ALL) -> np.ndarray:
     """A number for each of these rows: its value, its norm, or its inner product with the query."""
-    values = rows.values[which]
+    values = wide(rows.values[which])
     if by == "value":
         if rows.spec.dim != 1:
             raise InputError(f"rows of dim {rows.spec.dim} have no single value: order them by 'norm' or by 'dot'")
@@ -408,10 +409,11 @@ def _(parts: list[list[np.ndarray]], k: int) -> tuple[np.ndarray, ...]:
 @function
 def dots(rows: Rows, query: np.ndarray) -> list[np.ndarray]:
     """The inner product of each row with a query [dim], or with several [n, dim]: the rows do not travel."""
-    query = np.asarray(query, rows.values.dtype)
+    values = wide(rows.values)
+    query = np.asarray(query, values.dtype)
     if query.shape[-1:] != (rows.spec.dim,) or query.ndim > 2:
         raise InputError(f"the queries have shape {query.shape}; a row has {rows.spec.dim} values")
-    return [rows.keys, rows.values @ query.T]
+    return [rows.keys, values @ query.T]
 
 
 @dots.merge

@@ -9,6 +9,7 @@ import numpy as np
 
 from dps.errors import InputError
 from dps.functions import Rows, function
+from dps.functions.wide import wide
 
 __all__ = ["create", "existing", "gram", "nearest"]
 
@@ -21,7 +22,7 @@ def gram(rows: Rows, skip: int = 0) -> np.ndarray:
 
     `skip` leaves out so many values at the beginning of each row.
     """
-    values = rows.values[:, skip:]
+    values = wide(rows.values[:, skip:])
     total = np.zeros((values.shape[1], values.shape[1]))
     step = max(1, BLOCK_NUMBERS // max(1, values.shape[1]))
     for first in range(0, len(values), step):
@@ -54,7 +55,7 @@ def nearest(rows: Rows, queries: np.ndarray, k: int, cosine: bool = False, skip:
     keys, scores : ndarray [n, min(k, number of rows)]
         The largest score of each query first; which of equal ones are there is not said.
     """
-    values = rows.values[:, skip:]
+    values = wide(rows.values[:, skip:])
     if k < 1:
         raise InputError(f"k is how many rows, 1 or more, not {k}")
     if queries.ndim != 2 or queries.shape[1] != values.shape[1]:

@@ -37,7 +37,7 @@ INITIALIZERS: dict[str, Initializer] = {
 
 def dense(init: Initializer, dtype: str, dim: int) -> dict[str, np.ndarray]:
     """All rows of a dense shard, with an optimizer's state where there is one for the dtype; and a pull of a range."""
-    optimizer = dps.Add() if dtype == "int64" else dps.Adagrad(0.1, initial_accumulator=0.3)
+    optimizer = dps.Add() if dtype not in FLOATS else dps.Adagrad(0.1, initial_accumulator=0.3)
     shard = shards.new_shard(dtype, dim, keyed=False, init=init, optimizer=optimizer)
     out = np.full((9, dim), 99, dtype)
     shard.pull_range(shard.low + 3, out)

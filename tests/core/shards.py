@@ -19,7 +19,7 @@ PIECE_BYTES = 4096
 
 def init_of(dtype: str) -> Initializer:
     """An initializer that suits the dtype, and that is not zero."""
-    return Constant(3) if dtype == "int64" else Uniform(-1, 1, seed=11)
+    return Uniform(-1, 1, seed=11) if dtype in FLOATS else Constant(3)
 
 
 def table(dtype: str, dim: int, *, keyed: bool, **options) -> TableSpec:

@@ -11,6 +11,8 @@ import hashlib
 import numpy as np
 from oracles import GOLDEN, M1, M2
 
+from dps.engine.state.dtypes import NARROW
+
 WHOLE = 1 << 10  # integers lie between minus this and this
 KEYS_AT_THE_EDGE = [0, 1, -1, 2, 2**31, -(2**31), 2**32 + 1, 2**62, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1]
 
@@ -41,6 +43,8 @@ def values(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """An array of that dtype and shape, of finite numbers."""
     if dtype == "int64":
         return integers(name, int(np.prod(shape)), -WHOLE, WHOLE).reshape(shape)
+    if dtype in NARROW:
+        return integers(name, int(np.prod(shape)), -WHOLE, WHOLE).reshape(shape).astype(dtype)
     return floats(name, shape).astype(dtype)
 
 
@@ -48,6 +52,9 @@ def specials(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """The same with zeros, subnormals, the largest numbers, infinities and NaN in every second place."""
     if dtype == "int64":
         edges = np.array([0, 1, -1, 2**63 - 1, -(2**63), 2**62, -(2**62)])
+    elif dtype in NARROW:
+        info = np.iinfo(dtype)
+        edges = np.array([0, 1, info.max, info.max - 1, info.min, info.min + 1], dtype)
     else:
         info = np.finfo(dtype)
         sizes = [0.0, info.smallest_subnormal, 3 * info.smallest_subnormal, info.tiny, info.max, np.inf, 1.0]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import dps
 from dps.engine.core.shards.initializers import fill_missing
 from dps.engine.state.columns import of_columns
+from dps.engine.state.dtypes import DTYPES, FLOATS
 from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.engine.state.shard import DenseShard, KeyedShard
 
@@ -145,8 +146,8 @@ KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(10, 30)]
 
 @st.composite
 def tables(draw: st.DrawFn) -> TableSpec:
-    dtype = draw(st.sampled_from(["float32", "float64", "int64"]))
-    whole = dtype == "int64"
+    dtype = draw(st.sampled_from(DTYPES))
+    whole = dtype not in FLOATS
     dim = draw(st.sampled_from([1, 2, 5]))
     optimizer = draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else FLOAT_OPTIMIZERS))
     init = draw(st.sampled_from([dps.Zeros(), dps.Constant(3)] if whole else FLOAT_INITS))
@@ -207,7 +208,7 @@ class Origins:
             chosen = draw(st.lists(st.sampled_from(self.pool), max_size=6))
             start, count, keys = 0, len(chosen), np.array(chosen, np.int64)
         values = np.random.default_rng(draw(st.integers(0, 99))).integers(-16, 16, (count, spec.dim)).astype(spec.dtype)
-        if spec.dtype != "int64":
+        if spec.dtype in FLOATS:
             values /= 8
         rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN, DELETE])), draw(st.integers(1, 3))
         if rule == DELETE:

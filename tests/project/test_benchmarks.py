@@ -221,7 +221,8 @@ def test_pull_push_measures_what_was_asked_for(monkeypatch):
     sizes = {re.split(", (?=pull|push|random|localize)", case)[0] for case, _ in names}
     assert sizes == {
         "1 key",
-        *(f"keyed {size}" for size in ("1,000 x 16", "10,000 x 16", "100,000 x 1", "100,000 x 16", "100,000 x 64")),
+        *(f"keyed {keys} x 16" for keys in ("1,000", "10,000", "100,000")),
+        *(f"keyed 100,000 x {row}" for row in ("1", "64", "64 int16")),
         *(f"dense {size}" for size in ("4 KB", "1 MB", "64 MB")),
     }
     assert {place for case, place in names if case.startswith("1 key")} == {"one core", "two cores"}

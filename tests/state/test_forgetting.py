@@ -23,7 +23,7 @@ from dps.engine.state.ops import ADD, NO_CLOCK, PUSH, Op, TableSpec
 from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 from dps.engine.state.transfer import Dump, Joining, first_difference
-from dps.errors import InputError, InputTypeError
+from dps.errors import FunctionError, InputError, InputTypeError
 
 ROOM = 100_000  # bytes
 
@@ -55,7 +55,9 @@ def forget(shard: KeyedShard, keys: np.ndarray) -> None:
 # ---- Records
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [("float32", 2), ("float64", 1), ("int64", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [("float32", 2), ("float64", 1), ("int64", 1), ("int16", 4), ("uint8", 8)]
+)
 @pytest.mark.parametrize("kind", [dps.Add(), dps.Adagrad(0.1), dps.Adam(0.1)])
 def test_a_record_says_which_op_changed_a_row_last_when_and_how_often(dtype, columns, kind):
     if dtype not in kind.dtypes:
@@ -346,6 +348,55 @@ def test_the_smallest_rows_go_first():
     gone = Coldest(shard.spec.life).take(shard, count // 20, np.array([0, 3]))
     assert not {0, 3} & set(gone.tolist())
     assert gone.max() < count // 16 + 300
+
+
+def smallest(values, uses, idle):
+    return np.einsum("ij,ij->i", values, values)
+
+
+def test_a_function_of_the_user_chooses_as_the_policy_of_the_same_name_does():
+    shards = [shard_with(max_bytes=ROOM, evict=evict, dim=1) for evict in ("norm", smallest)]
+    count = min(shard.most_rows for shard in shards)
+    keys, gone = np.arange(count), []
+    for shard in shards:
+        shard.apply(Op(ADD, keys, 0, keys[:, None].astype(np.float32), NO_CLOCK, 1))
+        gone.append(Coldest(shard.spec.life).take(shard, count // 20, np.array([0, 3])))
+    assert np.array_equal(np.sort(gone[0]), np.sort(gone[1]))
+    assert TableSpec.from_dict(shards[1].spec.to_dict()) == shards[1].spec
+    assert "<function smallest>" in repr(shards[1].spec.life)
+
+
+def test_a_function_is_given_uses_and_idle_times():
+    shard = shard_with(max_bytes=ROOM, evict=lambda values, uses, idle: idle, dim=1)
+    age(shard, 0, 1)
+    for second in range(1, 11):
+        push(shard, range(200 if second < 3 else 100))
+        age(shard, 1000 * second, 1)
+    records_now = records_of(shard, np.arange(200))
+    moment = moment_of(shard)
+    idle = shard.ages.seconds_since(moment - forgetting.ages(records_now, moment))
+    assert np.allclose(idle[:100], 0, atol=1.1)
+    assert np.allclose(idle[100:], 8, atol=1.1)
+    uses = forgetting.USES[counts(records_now, moment)]
+    assert 7 < uses[:100].mean() < 14
+    assert 1 <= uses[100:].mean() < 3
+    assert shard.spec.life.evict(np.zeros((2, 1)), np.ones(2), np.arange(2)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda values, uses, idle: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda values, uses, idle: uses[:3], r"of shape \(3,\) for 5 rows"),
+        (lambda values, uses, idle: uses * np.nan, "none of them NaN"),
+    ],
+)
+def test_a_function_that_fails_says_which_it_is(wrong, says):
+    shard = shard_with(max_bytes=ROOM, evict=wrong)
+    push(shard, range(5))
+    with pytest.raises(FunctionError, match=says) as raised:
+        Coldest(shard.spec.life).take(shard, 2, np.array([0]))
+    assert "evict function" in str(raised.value)
 
 
 def test_memory_keeps_within_the_budget():

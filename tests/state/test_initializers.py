@@ -249,10 +249,10 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
             starting(Normal(1.0), dim, slots)
     with pytest.raises(ValueError, match="2 numbers, and an initializer has 3"):
         initializers.RowStart([(2, 0, Normal(1.0).numbers()[:2], 1, 0.0)])
-    with pytest.raises(TypeError, match="this is int32"):
-        fill_range(rows.astype(np.int32), 0, start)
+    with pytest.raises(TypeError, match="this is int8"):
+        fill_range(rows.astype(np.int8), 0, start)
     with pytest.raises(TypeError, match="array of int64 wanted"):
-        fill_missing(rows[:, :2].copy(), keys.astype(np.int32), index, start)
+        fill_missing(rows[:, :2].copy(), keys.astype(np.int8), index, start)
     with pytest.raises(OverflowError):
         initializers.RowStart([(2, -1, Normal(1.0).numbers(), 1, 0.0)])
 

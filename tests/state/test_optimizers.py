@@ -320,8 +320,8 @@ def test_arrays_that_do_not_fit_are_refused(optimizer: Optimizer) -> None:
         optimizer.kernel(rows, none, 0, np.ones((2, 3), np.float32), numbers)
     with pytest.raises(TypeError, match="contiguous"):
         optimizer.kernel(rows, none, 0, np.ones((4, 3))[::2], numbers)
-    with pytest.raises(TypeError, match="this is int32"):
-        optimizer.kernel(rows.astype(np.int32), none, 0, np.ones((2, 3)), numbers)
+    with pytest.raises(TypeError, match="this is int8"):
+        optimizer.kernel(rows.astype(np.int8), none, 0, np.ones((2, 3)), numbers)
     if len(numbers):
         with pytest.raises(ValueError, match=r"2 numbers, and the optimizer has [345]"):
             optimizer.kernel(rows, none, 0, np.ones((2, 3)), numbers[:2])

@@ -14,6 +14,7 @@ from oracles import FLOAT_OPTIMIZERS, KEYS, Model, govern, mutant, tables
 
 import dps
 from dps.engine.state import shard as module
+from dps.engine.state.dtypes import FLOATS
 from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.engine.state.partition import bound, group
 from dps.engine.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, make_shard
@@ -67,7 +68,7 @@ def one_action(draw: st.DrawFn, spec: TableSpec, shard: Shard, model: Model) -> 
         rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN, DELETE])), draw(st.integers(1, 3))
         seed = np.random.default_rng(draw(st.integers(0, 99)))
         values = seed.integers(-16, 16, (len(keys), spec.dim * (rule != DELETE))).astype(spec.dtype)
-        if spec.dtype != "int64":
+        if spec.dtype in FLOATS:
             values /= 8
         named = None if ranged else np.array(keys, np.int64)
         shard.check(named, start, len(keys))

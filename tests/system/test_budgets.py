@@ -18,7 +18,7 @@ from servers import wait_until
 
 import dps
 from dps.engine.telemetry.snapshot import Turnover
-from dps.errors import InputError, LimitError
+from dps.errors import FunctionError, InputError, LimitError
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,24 @@ def test_a_budget_keeps_the_rows_that_are_used(ps: dps.ParameterServer, copies: 
     assert sum(each.bytes for each in held(ps, w)) <= copies * 1_000_000
     assert 0.97 < turnover(ps, w).full <= 1
     wait_until(lambda: any(f"'{w.name}' has nearly the 1,000,000 bytes" in text for _, text in ps.status().events))
+
+
+@pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+def test_a_function_of_the_user_chooses_the_rows_that_go(ps: dps.ParameterServer) -> None:
+    """The rows with the largest first value stay; a function that fails refuses pushes of new keys, and no others."""
+    w = ps.table("chosen", dim=2, max_bytes="200 kB", evict=lambda values, uses, idle: values[:, 0], shards=2)
+    values = np.stack([np.arange(20_000), np.ones(20_000)], axis=1).astype(np.float32)
+    for first in range(0, 20_000, 500):
+        w.push(np.arange(first, first + 500), values[first : first + 500])
+    keys, kept = w.pull(slice(None))
+    assert keys.min() > 20_000 - 2.2 * len(keys)
+    np.testing.assert_array_equal(kept, values[keys])
+    bad = ps.table("bad", max_bytes="100 kB", evict=lambda values, uses, idle: values[0, 5], shards=2)
+    bad.push(range(1000), 1.0)
+    with pytest.raises(FunctionError, match=r"evict function .* failed: IndexError"):
+        bad.push(range(1000, 3500), 1.0)
+    bad.push(range(1000), 1.0)
+    assert bad.pull(range(1000)).tolist() == [2.0] * 1000
 
 
 @pytest.mark.leaks_ok("the cluster is shared by the tests of this module")

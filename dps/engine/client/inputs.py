@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.engine.core.shards.rows import all_finite
+from dps.engine.state.dtypes import NARROW, range_of
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.scan import LEAST_KEY, MOST_KEY
 from dps.errors import InputError, InputTypeError, NotFiniteError
@@ -184,6 +185,8 @@ def _as_rows(values: Any, shape: tuple[int, ...], count: int, form: RowForm) -> 
     array = np.asarray(values)
     if count == 0 and array.size == 0:
         return np.empty((0, form.dim), form.dtype)
+    if form.dtype in NARROW and array.dtype != form.dtype and array.dtype.kind in "biu":
+        array = _narrowed(array, form)
     if array.dtype != form.dtype:
         loses = array.dtype == np.uint64 and form.dtype == "int64"  # numpy would wrap the large ones around
         if loses or array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, form.dtype, "same_kind"):
@@ -203,6 +206,18 @@ def _as_rows(values: Any, shape: tuple[int, ...], count: int, form: RowForm) -> 
         bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         raise NotFiniteError(f"{form.where} refuses NaN and infinity; row {bad} of the values is {rows[bad][:8]}")
     return rows
+
+
+def _narrowed(array: np.ndarray, form: RowForm) -> np.ndarray:
+    """Whole numbers in a narrower dtype, as long as it holds all of them: numpy would wrap the others around."""
+    least, most = range_of(form.dtype)
+    beyond = array[(array < least) | (array > most)] if array.dtype != bool else array[:0]
+    if beyond.size:
+        raise InputError(
+            f"{form.where} holds {form.dtype}, from {least} to {most}, and {beyond.size} of the values do not fit, "
+            f"such as {beyond.flat[0]}: clip them, or make the table with a wider dtype"
+        )
+    return array.astype(form.dtype)
 
 
 def check_out(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:

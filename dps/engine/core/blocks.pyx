@@ -12,6 +12,8 @@ from libc.stdint cimport int64_t
 cimport cython
 cimport numpy as cnp
 
+from dps.engine.core.numbers cimport bytes_of, place_of
+
 import numpy as np
 
 cnp.import_array()
@@ -72,7 +74,7 @@ cdef int shrink() except -1:
 
 cdef cnp.ndarray new_array(int axes, cnp.npy_intp *shape, int kind):
     """An array whose content is undefined."""
-    cdef int64_t nbytes = 8 if kind == cnp.NPY_INT64 or kind == cnp.NPY_FLOAT64 else 4
+    cdef int64_t nbytes = bytes_of(kind)
     cdef cnp.ndarray array
     cdef Block block
     cdef int n
@@ -91,7 +93,7 @@ cdef cnp.ndarray new_array(int axes, cnp.npy_intp *shape, int kind):
 
 
 def empty(tuple shape not None, dtype) -> np.ndarray:
-    """As numpy.empty, for float32, float64 and int64; a large array takes memory that an earlier one has left.
+    """As numpy.empty, for the dtypes of tables; a large array takes memory that an earlier one has left.
 
     Examples
     --------
@@ -103,8 +105,8 @@ def empty(tuple shape not None, dtype) -> np.ndarray:
     """
     cdef cnp.npy_intp sizes[32]
     cdef int kind = np.dtype(dtype).num, n
-    if kind not in (cnp.NPY_FLOAT32, cnp.NPY_FLOAT64, cnp.NPY_INT64) or len(shape) > 32 or any([k < 0 for k in shape]):
-        raise ValueError(f"an array of float32, float64 or int64 is wanted, not of {dtype} and shape {shape}")
+    if place_of(kind) < 0 or len(shape) > 32 or any([k < 0 for k in shape]):
+        raise ValueError(f"an array of a dtype of tables is wanted, not of {dtype} and shape {shape}")
     for n in range(len(shape)):
         sizes[n] = shape[n]
     return new_array(len(shape), sizes, kind)

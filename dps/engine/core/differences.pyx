@@ -1,6 +1,6 @@
 """Which rows of an array differ from what they were, and by how much, in one pass over both."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cimport numpy as cnp
 
@@ -11,7 +11,10 @@ cnp.import_array()
 ctypedef fused number:
     float
     double
-    uint64_t  # of int64: a difference wraps around, as numpy's does
+    uint64_t  # of whole numbers, also with a sign: a difference wraps around, as numpy's does
+    uint32_t
+    uint16_t
+    uint8_t
 
 
 def take_differences(cnp.ndarray rows not None, cnp.ndarray before not None, cnp.ndarray changed not None) -> int:
@@ -19,7 +22,7 @@ def take_differences(cnp.ndarray rows not None, cnp.ndarray before not None, cnp
 
     Parameters
     ----------
-    rows : ndarray of float32, float64 or int64
+    rows : ndarray of a dtype of tables
         [n, dim], as they are.
     before : ndarray
         The same rows as they were. It is overwritten: its first rows become the differences of those that have
@@ -45,6 +48,18 @@ def take_differences(cnp.ndarray rows not None, cnp.ndarray before not None, cnp
         now, old = memory(rows, kind, False), memory(before, kind, True)
         with nogil:
             count = _take(<const double *> now, <double *> old, count, dim, numbers)
+    elif kind == cnp.NPY_INT32:
+        now, old = memory(rows, kind, False), memory(before, kind, True)
+        with nogil:
+            count = _take(<const uint32_t *> now, <uint32_t *> old, count, dim, numbers)
+    elif kind == cnp.NPY_INT16:
+        now, old = memory(rows, kind, False), memory(before, kind, True)
+        with nogil:
+            count = _take(<const uint16_t *> now, <uint16_t *> old, count, dim, numbers)
+    elif kind == cnp.NPY_UINT8:
+        now, old = memory(rows, kind, False), memory(before, kind, True)
+        with nogil:
+            count = _take(<const uint8_t *> now, <uint8_t *> old, count, dim, numbers)
     else:
         now, old = memory(rows, cnp.NPY_INT64, False), memory(before, cnp.NPY_INT64, True)
         with nogil:

@@ -1,6 +1,6 @@
 """The shard of each key, and a batch of keys grouped by shard: the loops of :mod:`dps.engine.state.partition`."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
@@ -374,6 +374,9 @@ ctypedef fused value_t:
     float
     double
     int64_t
+    uint32_t
+    uint16_t
+    uint8_t
 
 
 def sum_repeats(
@@ -381,7 +384,7 @@ def sum_repeats(
 ) -> None:
     """out[target[j]] += updates[order[j]], from zero on; without an `order`, j itself.
 
-    updates : [m, dim] and out : [distinct, dim], both float32, float64 or int64; order, target : int32[m].
+    updates : [m, dim] and out : [distinct, dim], both of one dtype of tables; order, target : int32[m].
     """
     cdef const int32_t *source = NULL
     cdef const int32_t *place = int32s(target)
@@ -415,6 +418,12 @@ cdef void add_rows(
         _sum_repeats(<const float *> updates, order, target, count, dim, <float *> out)
     elif kind == cnp.NPY_FLOAT64:
         _sum_repeats(<const double *> updates, order, target, count, dim, <double *> out)
+    elif kind == cnp.NPY_INT32:  # without a sign, because C promises of such numbers only that sums wrap around
+        _sum_repeats(<const uint32_t *> updates, order, target, count, dim, <uint32_t *> out)
+    elif kind == cnp.NPY_INT16:
+        _sum_repeats(<const uint16_t *> updates, order, target, count, dim, <uint16_t *> out)
+    elif kind == cnp.NPY_UINT8:
+        _sum_repeats(<const uint8_t *> updates, order, target, count, dim, <uint8_t *> out)
     else:
         _sum_repeats(<const int64_t *> updates, order, target, count, dim, <int64_t *> out)
 

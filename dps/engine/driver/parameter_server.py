@@ -291,7 +291,7 @@ class ParameterServer:
         partition: Partition | Callable[[np.ndarray], np.ndarray] | None = None,
         expire: Expiry | Sequence[Expiry] | None = None,
         max_bytes: int | str | None = None,
-        evict: str | None = None,
+        evict: str | Callable[[np.ndarray, np.ndarray, np.ndarray], npt.ArrayLike] | None = None,
         admit: AdmitByCount | str | None = None,
         exist_ok: bool = False,
     ) -> Table:
@@ -307,7 +307,8 @@ class ParameterServer:
             Number of rows of a dense table (keys 0 to rows - 1). Without it the table is keyed: any int64 is a key, and
             a row comes to life at its first push.
         dtype : dtype
-            float32, float64 or int64.
+            float32, float64, int64, int32, int16 or uint8. Whole numbers go with ``dps.Add()`` and ``dps.Assign()``;
+            sums that the dtype cannot hold wrap around, as numpy's do.
         optimizer : Optimizer, optional
             What the servers do with a push: ``dps.Add()`` by default, ``dps.SGD(0.1)``, ``dps.FTRL(...)``, ...
         init : Initializer, optional
@@ -321,8 +322,8 @@ class ParameterServer:
             mean.
         finite : bool, optional
             Refuse NaN and infinity, because one such value poisons its row for good. By default True for tables with an
-            optimizer other than ``dps.Add()`` and ``dps.Assign()``, and False for those two. An int64 table is never
-            checked: it cannot hold such values.
+            optimizer other than ``dps.Add()`` and ``dps.Assign()``, and False for those two. A table of whole
+            numbers is never checked: it cannot hold such values.
         shards : int, optional
             Slices; a power of two for keyed tables. By default ``dps.shards-per-server`` for each server that there is,
             or may come (:meth:`adapt` with a maximum).
@@ -346,10 +347,13 @@ class ParameterServer:
             How many bytes the rows of a keyed table may take, with their state and with the index of their keys:
             ``"1 GiB"``, or a number. The bytes are those of one copy, on all servers together; each shard has an equal
             part.
-        evict : {"lru", "lfu", "norm", "refuse"}, optional
+        evict : {"lru", "lfu", "norm", "refuse"} or callable, optional
             What happens when they are full. The rows go that were not used for longest (the default), that were used
-            least often, or whose values have the smallest Euclidean norm; ``"refuse"`` refuses pushes of new keys. A
-            row that went is as if it had never been: its next push begins anew.
+            least often, or whose values have the smallest Euclidean norm; ``"refuse"`` refuses pushes of new keys. Of a
+            function ``f(values, uses, idle)`` rows with the lowest numbers go: it is given the values [m, dim] of some
+            rows, about how often each was used, and for how many seconds it was not. Servers call it in their loops, a
+            few thousand rows at a time, so it has to be fast; where it fails, pushes of new keys are refused. A row
+            that went is as if it had never been: its next push begins anew.
         admit : AdmitByCount or "never", optional
             Which pushes make a row of a keyed table that is not there: :class:`dps.AdmitByCount`. ``"never"`` freezes
             the set of rows: only `assign`, functions and a restore make rows. By default the first push does.

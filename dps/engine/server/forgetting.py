@@ -32,7 +32,7 @@ from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 from dps.engine.telemetry.snapshot import NEARLY_FULL
 from dps.engine.wire.protocols import RoleEndpoint
-from dps.errors import LimitError
+from dps.errors import FunctionError, LimitError
 
 __all__ = ["Forgetting"]
 
@@ -181,6 +181,14 @@ class Forgetting:
             self._use(table, replica, found.pulled)
 
     def _prepare(self, table: ServerTable, replica: Replica) -> None:
+        try:
+            self._look_for_cold(table, replica)
+        except FunctionError as error:  # of the user: pushes of new keys are told, too
+            if not table.rank_failed:
+                table.rank_failed = True
+                logger.warning("table %r: %s", table.spec.name, error)
+
+    def _look_for_cold(self, table: ServerTable, replica: Replica) -> None:
         coldest, shard = self._chooser_of(replica).coldest, replica.shard
         if coldest is not None and self._may_decide(replica):
             coldest.prepare(shard, TURN_SLOTS)

@@ -443,7 +443,7 @@ class ServerRole:
         spec = table.spec
         request = table.cut(header, body)
         values = table.values(header, body, request.used)
-        if spec.finite and spec.dtype != "int64" and not all_finite(values):
+        if spec.finite and not spec.is_whole and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
         op, ops = op_of(header), []
         if isinstance(spec.optimizer, Custom):  # else the shards themselves close their sums, on all copies

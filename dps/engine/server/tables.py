@@ -53,7 +53,7 @@ class ServerTable(TableState):
         self.dtype = np.dtype(spec.dtype)
         self._parts = Parts()
         self.refused = 0  # requests that the budget had no room for, since the table is here
-        self.warned = False  # that its budget is nearly full
+        self.warned = self.rank_failed = False  # that its budget is nearly full; that its function of rows has failed
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,

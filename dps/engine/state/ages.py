@@ -10,6 +10,8 @@ import bisect
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from dps.engine.core.shards.records import MOMENTS
 from dps.engine.state.op_views import AgeOp
 from dps.engine.state.recipes import Description
@@ -60,6 +62,13 @@ class Ages:
     def before_clock(self, clock: int) -> int | None:
         """A moment such that rows that were used before it were used before that clock."""
         return self._moment(bisect.bisect_right(self.marks, clock, key=lambda mark: mark.clock))
+
+    def seconds_since(self, moments: np.ndarray) -> np.ndarray:
+        """How long ago moments were, float64 seconds: from the last mark; between two marks, estimated."""
+        if not self.marks:
+            return np.zeros(len(moments))
+        known, times, _ = np.array(self.marks, np.float64).T
+        return (times[-1] - np.interp(moments, known, times)) / 1000
 
     def _moment(self, marks: int) -> int | None:
         return self.marks[marks - 1].moment if marks else None

@@ -7,14 +7,25 @@ bounded number of rows at a time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from dps.engine.core.shards.records import MOMENTS, ages, counts, live_slots, records_of, take_pulled
+from dps.engine.core.shards.records import (
+    MAX_COUNT,
+    MOMENTS,
+    ages,
+    counts,
+    live_slots,
+    records_of,
+    take_pulled,
+    uses_of,
+)
 from dps.engine.state.ages import distance, moment_of
 from dps.engine.state.life import ExpireSmall, ExpireUnused, Expiry, RowLife
+from dps.engine.state.own_ranks import EvictByFunction
 from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 
@@ -29,6 +40,7 @@ MAX_SLOTS = 1 << 16  # that one step looks at
 SPARE, MOST_SPARE = 128, 4096  # one of so many rows goes early, but not more: not each push has to let others go
 MOST_MOMENTS = 1 << 40  # in which a shard is used, without the 24 bits of a record as a limit: five hundred years
 NO_KEYS = np.zeros(0, np.int64)
+USES = np.array([uses_of(count) for count in range(MAX_COUNT + 1)])  # that a count of a record stands for
 
 Ranks = Callable[[KeyedShard, np.ndarray], np.ndarray]
 
@@ -128,6 +140,12 @@ def _by_norm(shard: KeyedShard, rows: np.ndarray) -> np.ndarray:
     return np.einsum("ij,ij->i", values, values)
 
 
+def _by_function(function: EvictByFunction, shard: KeyedShard, rows: np.ndarray) -> np.ndarray:
+    records, moment = records_of(shard, rows), moment_of(shard)
+    uses, moments = USES[counts(records, moment % MOMENTS)], moment - ages(records, moment)
+    return function(shard.rows[rows, : shard.dim], uses, shard.ages.seconds_since(moments))
+
+
 RANKS: dict[str, Ranks] = {"lru": _by_use, "lfu": _by_count, "norm": _by_norm}
 
 
@@ -141,7 +159,7 @@ class Coldest:
     """
 
     def __init__(self, life: RowLife):
-        self._ranks = RANKS[life.evict]
+        self._ranks = RANKS[life.evict] if isinstance(life.evict, str) else functools.partial(_by_function, life.evict)
         self._hand = Hand()
         self._edges: np.ndarray | None = None  # of the bins of the round that goes on
         self._coming = Bins()  # what it has collected

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dps.engine.state.dtypes import DTYPES, FLOATS, WHOLE, range_of
 from dps.engine.state.recipes import Recipe, from_dict, number
 from dps.errors import InputError
 
@@ -38,7 +39,6 @@ __all__ = [
 ]
 
 ZEROS, CONSTANT, UNIFORM, NORMAL = 0.0, 1.0, 2.0, 3.0
-FLOATS = ("float32", "float64")
 LAST_SEED = 2**64 - 1
 
 
@@ -96,12 +96,12 @@ class Zeros(Initializer):
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes of tables that the initial values suit."""
-        return (*FLOATS, "int64")
+        return DTYPES
 
 
 @dataclass(frozen=True, repr=False)
 class Constant(Initializer):
-    """All `value`; on int64 tables a whole number up to 2**53.
+    """All `value`; on tables of whole numbers one that the dtype holds, up to 2**53.
 
     Parameters
     ----------
@@ -122,8 +122,10 @@ class Constant(Initializer):
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes of tables that the initial values suit."""
-        exact = self.value.is_integer() and abs(self.value) <= 2**53
-        return (*FLOATS, "int64") if exact else FLOATS
+        if not self.value.is_integer() or abs(self.value) > 2**53:  # what lies beyond, float64 does not hold exactly
+            return FLOATS
+        limits = {dtype: range_of(dtype) for dtype in WHOLE}
+        return (*FLOATS, *(dtype for dtype, (least, most) in limits.items() if least <= self.value <= most))
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import Any
 
 from dps.engine.core.shards.pending import LARGEST_SKETCHED, LARGEST_THRESHOLD
 from dps.engine.core.shards.records import RECORD_BYTES
+from dps.engine.state.own_ranks import EvictByFunction, evict_of
 from dps.engine.state.recipes import Description, Recipe, converted, flag, from_dict, is_number, number
 from dps.errors import InputError, InputTypeError
 
@@ -222,15 +224,15 @@ class RowLife:
         Rules by which rows go; each of them alone suffices.
     max_bytes : int
         Bytes that one copy of the table may take; 0: no limit.
-    evict : str
-        What happens when they are full: one of EVICT.
+    evict : str or EvictByFunction
+        What happens when they are full: one of EVICT, or the rows go for which the function gives the lowest numbers.
     admit : AdmitByCount, NEVER or None
         When a push makes a row that is not there: at once (None), by count, or not at all.
     """
 
     expire: tuple[Expiry, ...] = ()
     max_bytes: int = 0
-    evict: str = "lru"
+    evict: str | EvictByFunction = "lru"
     admit: AdmitByCount | str | None = None
 
     def __post_init__(self) -> None:
@@ -238,8 +240,9 @@ class RowLife:
             raise InputTypeError(
                 f"expire is a rule such as dps.ExpireUnused('7 days'), or a list of rules, not {self.expire!r}"
             )
-        if self.evict not in EVICT:
-            raise InputError(f"evict is one of {', '.join(map(repr, EVICT))}, not {self.evict!r}")
+        if self.evict not in EVICT and not isinstance(self.evict, EvictByFunction):
+            known = ", ".join(map(repr, EVICT))
+            raise InputError(f"evict is one of {known}, or a function of rows, not {self.evict!r}")
         if not (self.admit is None or self.admit == NEVER or isinstance(self.admit, AdmitByCount)):
             raise InputTypeError(f"admit is a rule such as dps.AdmitByCount(3), or 'never', not {self.admit!r}")
 
@@ -271,22 +274,28 @@ class RowLife:
     @property
     def has_records(self) -> bool:
         """Whether rows have records: where the decision which rows go needs them."""
-        return bool(self.expire) or (self.max_bytes > 0 and self.evict in ("lru", "lfu"))
+        return bool(self.expire) or (self.max_bytes > 0 and self.evict not in ("norm", "refuse"))
 
     def to_dict(self) -> Description:
         """What it asks as plain values, for JSON."""
         admit = self.admit.to_dict() if isinstance(self.admit, AdmitByCount) else self.admit
-        plain = {"expire": [rule.to_dict() for rule in self.expire], "max_bytes": self.max_bytes, "evict": self.evict}
+        evict = self.evict.to_dict() if isinstance(self.evict, EvictByFunction) else self.evict
+        plain = {"expire": [rule.to_dict() for rule in self.expire], "max_bytes": self.max_bytes, "evict": evict}
         return plain if admit is None else {**plain, "admit": admit}
 
     @classmethod
     def from_dict(cls, fields: Description) -> RowLife:
         """What :meth:`to_dict` described."""
-        admit = fields.get("admit")
-        if isinstance(admit, dict):
-            admit = AdmitByCount(**{name: value for name, value in admit.items() if name != "name"})
+        evict, admit = _made(EvictByFunction, fields["evict"]), _made(AdmitByCount, fields.get("admit"))
         expire = tuple(from_dict(Expiry, rule) for rule in fields["expire"])
-        return cls(**{**fields, "expire": expire, "admit": admit})
+        return cls(**{**fields, "expire": expire, "admit": admit, "evict": evict})
+
+
+def _made(kind: type[Recipe], described: object) -> Any:
+    """The recipe that was described as plain values; any other value as it is."""
+    if not isinstance(described, dict):
+        return described
+    return kind(**{name: value for name, value in described.items() if name != "name"})
 
 
 def life_of(expire: object, max_bytes: object, evict: object, admit: object = None) -> RowLife:
@@ -295,7 +304,8 @@ def life_of(expire: object, max_bytes: object, evict: object, admit: object = No
     if max_bytes is None and evict is not None:
         raise InputError(f"evict={evict!r} says what happens when max_bytes= is full, and there is no max_bytes=")
     most = 0 if max_bytes is None else bytes_of(max_bytes, "max_bytes")
-    return RowLife(rules, most, "lru" if evict is None else str(evict), admit)  # type: ignore[arg-type]
+    policy = "lru" if evict is None else evict_of(evict)
+    return RowLife(rules, most, policy, admit)  # type: ignore[arg-type]
 
 
 def rows_within(max_bytes: int, shards: int, row_bytes: int) -> int:

@@ -15,6 +15,7 @@ from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.initializers import RowStart
 from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.engine.state.custom import Custom, custom
+from dps.engine.state.dtypes import DTYPES, WHOLE, range_of
 from dps.engine.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.engine.state.life import MAX_WAITING, MIN_SHARD_ROWS, RowLife, bytes_within, record_columns, rows_within
 from dps.engine.state.names import check_name
@@ -43,7 +44,6 @@ CLOSING = 2  # the `rows` of a SteppedOp; those of any other ROWS are 1 or less
 EVICTED, EXPIRED = -2, -3  # the `rows` of a DELETE by which a primary forgets rows: why they go
 NO_CLOCK = -1  # the clock of a client without a clock
 
-DTYPES = ("float32", "float64", "int64")
 MAX_DIM = 1 << 16
 MAX_ROWS = 1 << 40
 MAX_COPIES = 8
@@ -162,7 +162,7 @@ class TableSpec:
     dim : int
         Values in a row.
     dtype : str
-        ``"float32"``, ``"float64"`` or ``"int64"``.
+        ``"float32"``, ``"float64"``, ``"int64"``, ``"int32"``, ``"int16"`` or ``"uint8"``.
     optimizer : Optimizer
         What a push does to the rows.
     init : Initializer
@@ -245,9 +245,12 @@ class TableSpec:
             known = ", ".join(self.optimizer.dtypes)
             raise InputError(f"{where}: {self.optimizer.kind} works on {known}, not {self.dtype}")
         if self.dtype not in self.init.dtypes:
-            raise InputError(f"{where}: an int64 table starts from Zeros or a whole Constant, not {self.init!r}")
-        if self.dtype == "int64" and self.aggregate == "mean":
-            raise InputError(f"{where}: a mean of int64 pushes would be cut to whole numbers; use float64")
+            held = "" if self.dtype == "int64" else f" from {' to '.join(map(str, range_of(self.dtype)))}"
+            raise InputError(
+                f"{where}: an {self.dtype} table starts from Zeros or a whole Constant{held}, not {self.init!r}"
+            )
+        if self.is_whole and self.aggregate == "mean":
+            raise InputError(f"{where}: a mean of {self.dtype} pushes would be cut to whole numbers; use float64")
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
@@ -296,6 +299,11 @@ class TableSpec:
         if not self.life.max_bytes:
             return 0
         return rows_within(self.life.bytes_of_rows, self.shards, (self.dim + self.slots) * self.itemsize)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are whole numbers, of which none is NaN or infinite."""
+        return self.dtype in WHOLE
 
     @property
     def itemsize(self) -> int:
@@ -347,12 +355,13 @@ class TableSpec:
 
 
 def _dtype_name(dtype: npt.DTypeLike, where: str) -> str:
+    known = f"a table holds {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
     try:
         name = np.dtype(dtype).name
     except TypeError as error:
-        raise InputTypeError(f"{where}: {dtype!r} is not a dtype") from error
+        raise InputTypeError(f"{where}: {dtype!r} is not a dtype of numpy; {known}") from error
     if name not in DTYPES:
-        raise InputError(f"{where}: dtype {name}; a table holds float32, float64 or int64")
+        raise InputError(f"{where}: dtype {name}; {known}")
     return name
 
 

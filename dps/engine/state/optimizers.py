@@ -21,6 +21,7 @@ from typing import ClassVar, dataclass_transform
 import numpy as np
 
 from dps.engine.core.shards import optimizers as kernels
+from dps.engine.state.dtypes import DTYPES, FLOATS
 from dps.engine.state.recipes import Recipe, flag, from_dict, number
 from dps.engine.state.schedules import RATE, Schedule
 
@@ -38,7 +39,6 @@ __all__ = [
     "optimizer_from_dict",
 ]
 
-FLOATS = ("float32", "float64")
 WHOLE_TABLE = np.empty(0, dtype=np.int64)  # the index that means rows start, start + 1, ...
 
 
@@ -159,7 +159,7 @@ class Add(Optimizer):
     """
 
     kernel = staticmethod(kernels.add)
-    dtypes = (*FLOATS, "int64")
+    dtypes = DTYPES
 
     @property
     def repeats(self) -> str:
@@ -180,7 +180,7 @@ class Assign(Optimizer):
     """
 
     kernel = staticmethod(kernels.assign)
-    dtypes = (*FLOATS, "int64")
+    dtypes = DTYPES
 
     @property
     def repeats(self) -> str:

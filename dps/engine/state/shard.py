@@ -390,7 +390,7 @@ class Shard(CutShard):
         rows = self._rows_before(op)
         try:
             run_rule(self, rows, op, NO_INDEX, 0)
-            if self.spec.finite and self.spec.dtype != "int64" and not all_finite(rows):
+            if self.spec.finite and not self.spec.is_whole and not all_finite(rows):
                 raise FunctionError(f"{self.spec.optimizer.kind}.update made NaN or infinity, which the table refuses")
         except FunctionError as error:
             raise FunctionError(f"shard {self.number} of table {self.spec.name!r}: {error}") from None

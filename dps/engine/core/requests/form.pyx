@@ -7,7 +7,8 @@ cimport numpy as cnp
 
 from dps.engine.core.blocks cimport new_array
 from dps.engine.core.cells cimport Cells
-from dps.engine.core.shards.rows cimport dps_all_finite_double, dps_all_finite_float
+from dps.engine.core.numbers cimport bytes_of
+from dps.engine.core.shards.rows cimport are_finite
 
 cnp.import_array()
 
@@ -43,7 +44,7 @@ cdef class Form:
         self.table, self.kind, self.dim = <uint32_t> table, kind, dim
         self.rows, self.shards, self.bits, self.finite = rows, shards, bits, finite
         self.cells = cells
-        self.row_bytes = dim * (4 if kind == cnp.NPY_FLOAT32 else 8)
+        self.row_bytes = dim * bytes_of(kind)
         self.count = len(runs)
         self.edges = <int64_t *> malloc(2 * self.count * sizeof(int64_t))
         if self.edges == NULL:
@@ -77,12 +78,9 @@ cdef bint is_finite(Form form, cnp.ndarray rows):
     cdef bint finite = True
     cdef const void *numbers = cnp.PyArray_DATA(rows)
     cdef int64_t count = cnp.PyArray_SIZE(rows)
-    if form.finite and form.kind != cnp.NPY_INT64:
+    if form.finite:
         with nogil:
-            if form.kind == cnp.NPY_FLOAT32:
-                finite = dps_all_finite_float(<const float *> numbers, count)
-            else:
-                finite = dps_all_finite_double(<const double *> numbers, count)
+            finite = are_finite(form.kind, numbers, count)
     return finite
 
 

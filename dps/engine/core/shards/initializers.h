@@ -60,5 +60,14 @@ static inline double dps_top53(uint64_t hash) {
 #define TYPE int64_t
 #include "initializers_of.h"
 #undef TYPE
+#define TYPE int32_t
+#include "initializers_of.h"
+#undef TYPE
+#define TYPE int16_t
+#include "initializers_of.h"
+#undef TYPE
+#define TYPE uint8_t
+#include "initializers_of.h"
+#undef TYPE
 
 #endif

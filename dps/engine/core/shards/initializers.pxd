@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-cimport numpy as cnp
+from dps.engine.core.numbers cimport place_of
 
 
 cdef extern from "initializers.h" nogil:
@@ -33,12 +33,21 @@ cdef extern from "initializers.h" nogil:
     void dps_fill_missing_float(const dps_row_start *start, const dps_filling *to)
     void dps_fill_missing_double(const dps_row_start *start, const dps_filling *to)
     void dps_fill_missing_int64_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_missing_int32_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_missing_int16_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_missing_uint8_t(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_float(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_double(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_int64_t(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_int32_t(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_int16_t(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_uint8_t(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_float(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_double(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_int64_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_int32_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_int16_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_uint8_t(const dps_row_start *start, const dps_filling *to)
 
 
 cdef class RowStart:
@@ -50,28 +59,49 @@ cdef class RowStart:
 
 cdef inline bint fill_new_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
     """Fill rows just created; False if one does not exist. `kind` is numpy's number of their dtype."""
-    if kind == cnp.NPY_FLOAT32:
+    cdef int place = place_of(kind)
+    if place == 0:
         return dps_fill_new_float(start, to)
-    if kind == cnp.NPY_FLOAT64:
+    if place == 1:
         return dps_fill_new_double(start, to)
-    return dps_fill_new_int64_t(start, to)
+    if place == 2:
+        return dps_fill_new_int64_t(start, to)
+    if place == 3:
+        return dps_fill_new_int32_t(start, to)
+    if place == 4:
+        return dps_fill_new_int16_t(start, to)
+    return dps_fill_new_uint8_t(start, to)
 
 
 cdef inline void fill_range_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
     """Fill rows whose keys are numbers, `to.first` and those that follow."""
-    if kind == cnp.NPY_FLOAT32:
+    cdef int place = place_of(kind)
+    if place == 0:
         dps_fill_range_float(start, to)
-    elif kind == cnp.NPY_FLOAT64:
+    elif place == 1:
         dps_fill_range_double(start, to)
-    else:
+    elif place == 2:
         dps_fill_range_int64_t(start, to)
+    elif place == 3:
+        dps_fill_range_int32_t(start, to)
+    elif place == 4:
+        dps_fill_range_int16_t(start, to)
+    else:
+        dps_fill_range_uint8_t(start, to)
 
 
 cdef inline void fill_absent_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
     """Give rows that do not exist their initial values."""
-    if kind == cnp.NPY_FLOAT32:
+    cdef int place = place_of(kind)
+    if place == 0:
         dps_fill_missing_float(start, to)
-    elif kind == cnp.NPY_FLOAT64:
+    elif place == 1:
         dps_fill_missing_double(start, to)
-    else:
+    elif place == 2:
         dps_fill_missing_int64_t(start, to)
+    elif place == 3:
+        dps_fill_missing_int32_t(start, to)
+    elif place == 4:
+        dps_fill_missing_int16_t(start, to)
+    else:
+        dps_fill_missing_uint8_t(start, to)

@@ -1,11 +1,12 @@
 from libc.stdint cimport int64_t
 
+from dps.engine.core.numbers cimport NUMBERS
 from dps.engine.core.shards.steps cimport dps_push, step_t
 
 
 cdef class Kernel:
     cdef readonly str __name__
-    cdef step_t _in_float, _in_double, _in_int64
+    cdef step_t _steps[NUMBERS]
     cdef int64_t parameters, columns, more_columns
 
     cdef int64_t slots(self, int64_t dim) noexcept nogil
@@ -15,11 +16,11 @@ cdef class Kernel:
 
 
 ctypedef struct ColumnStep:
-    step_t in_float, in_double, in_int64
+    step_t *steps
     int64_t first, dim, state, parameters
 
 
 cdef class ColumnKernel(Kernel):
     cdef ColumnStep *_parts
     cdef int64_t _count, _dim, _width
-    cdef bint _takes_int64
+    cdef list _kernels

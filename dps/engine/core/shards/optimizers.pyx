@@ -17,6 +17,7 @@ from libc.stdlib cimport calloc, free
 
 from dps.engine.core.arrays cimport memory, refuse
 from dps.engine.core.bounds cimport rows_listed
+from dps.engine.core.numbers cimport bytes_of, place_of
 from dps.engine.core.shards.steps cimport (
     dps_adagrad_double,
     dps_adagrad_float,
@@ -25,9 +26,15 @@ from dps.engine.core.shards.steps cimport (
     dps_add_double,
     dps_add_float,
     dps_add_int64_t,
+    dps_add_uint16_t,
+    dps_add_uint32_t,
+    dps_add_uint8_t,
     dps_assign_double,
     dps_assign_float,
     dps_assign_int64_t,
+    dps_assign_uint16_t,
+    dps_assign_uint32_t,
+    dps_assign_uint8_t,
     dps_ftrl_double,
     dps_ftrl_float,
     dps_momentum_double,
@@ -44,8 +51,6 @@ from dps.engine.core.shards.steps cimport (
 cnp.import_array()
 
 cdef enum:
-    FLOAT_BYTES = 4
-    OTHER_BYTES = 8
     BLOCK = 32  # rows that the steps of all columns take at a time, so that the later ones find them in the cache
 
 
@@ -93,27 +98,20 @@ cdef class Kernel:
 
     cdef bint works_on(self, int dtype) noexcept nogil:
         """Whether rows of this dtype, numpy's number of it, can be stepped."""
-        if dtype == cnp.NPY_FLOAT32 or dtype == cnp.NPY_FLOAT64:
-            return True
-        return dtype == cnp.NPY_INT64 and self._in_int64 != NULL
+        cdef int place = place_of(dtype)
+        return place >= 0 and self._steps[place] != NULL
 
     cdef void run(self, dps_push *push, int dtype) noexcept nogil:
         """Step rows of that dtype, all of which exist. The caller has checked everything; `push` may change."""
-        cdef int64_t itemsize = FLOAT_BYTES if dtype == cnp.NPY_FLOAT32 else OTHER_BYTES
         if push.count == 0:  # then `start` may be any number, to which no address belongs
             return
         push.state = push.stride = push.dim
         if push.index == NULL and push.width == push.dim:  # without state, neighbouring rows are one long row
-            push.rows = <char *> push.rows + push.start * push.width * itemsize
+            push.rows = <char *> push.rows + push.start * push.width * bytes_of(dtype)
             push.start = 0
             push.dim *= push.count
             push.count = push.count > 0
-        if dtype == cnp.NPY_FLOAT32:
-            self._in_float(push)
-        elif dtype == cnp.NPY_FLOAT64:
-            self._in_double(push)
-        else:
-            self._in_int64(push)
+        self._steps[place_of(dtype)](push)
 
 
 @cython.final
@@ -136,16 +134,17 @@ cdef class ColumnKernel(Kernel):
         self._parts = <ColumnStep *> calloc(max(len(columns), 1), sizeof(ColumnStep))
         if self._parts == NULL:
             raise MemoryError
-        self.__name__, self._count, self._takes_int64 = "columns", len(columns), True
+        self.__name__, self._count = "columns", len(columns)
+        self._kernels = []  # which own the steps
         self._dim = self._width = self.parameters = 0
         for n, (kernel, dim, parameters) in enumerate(columns):
             if isinstance(kernel, ColumnKernel) or dim < 1 or parameters < kernel.parameters:
                 raise ValueError(f"a kernel {kernel.__name__} of {dim} columns and {parameters} parameters")
             part = self._parts + n
-            part.in_float, part.in_double, part.in_int64 = kernel._in_float, kernel._in_double, kernel._in_int64
+            self._kernels.append(kernel)
+            part.steps = kernel._steps
             part.first, part.dim, part.parameters = self._dim, dim, parameters
             part.state = self._width  # behind the values of all columns: see below
-            self._takes_int64 = self._takes_int64 and kernel._in_int64 != NULL
             self._dim += dim
             self._width += kernel.slots(dim)
             self.parameters += parameters
@@ -157,7 +156,13 @@ cdef class ColumnKernel(Kernel):
         free(self._parts)
 
     cdef bint works_on(self, int dtype) noexcept nogil:
-        return dtype == cnp.NPY_FLOAT32 or dtype == cnp.NPY_FLOAT64 or (dtype == cnp.NPY_INT64 and self._takes_int64)
+        cdef int place = place_of(dtype), n
+        if place < 0:
+            return False
+        for n in range(self._count):
+            if self._parts[n].steps[place] == NULL:
+                return False
+        return True
 
     cdef int check(self, int64_t width, int64_t dim, int64_t parameters) except -1:
         if dim != self._dim or width < self._width:
@@ -170,7 +175,8 @@ cdef class ColumnKernel(Kernel):
         return 0
 
     cdef void run(self, dps_push *push, int dtype) noexcept nogil:
-        cdef int64_t itemsize = FLOAT_BYTES if dtype == cnp.NPY_FLOAT32 else OTHER_BYTES, done = 0, ahead, n
+        cdef int64_t itemsize = bytes_of(dtype), done = 0, ahead, n
+        cdef int place = place_of(dtype)
         cdef dps_push some = push[0]
         cdef const ColumnStep *part
         some.stride = push.dim
@@ -187,12 +193,7 @@ cdef class ColumnKernel(Kernel):
                 some.rows = <char *> push.rows + part.first * itemsize
                 some.updates = <const char *> push.updates + (done * push.dim + part.first) * itemsize
                 some.dim, some.state, some.parameters = part.dim, part.state, part.parameters
-                if dtype == cnp.NPY_FLOAT32:
-                    part.in_float(&some)
-                elif dtype == cnp.NPY_FLOAT64:
-                    part.in_double(&some)
-                else:
-                    part.in_int64(&some)
+                part.steps[place](&some)
                 some.numbers += part.parameters
             done += BLOCK
             if push.index != NULL:
@@ -208,21 +209,47 @@ cdef Kernel _kernel(
     int64_t more_columns,
     step_t in_float,
     step_t in_double,
-    step_t in_int64,
+    step_t in_int64=NULL,
+    step_t in_int32=NULL,
+    step_t in_int16=NULL,
+    step_t in_uint8=NULL,
 ):
     """A kernel with so many parameters. A row has columns * dim + more_columns columns."""
     cdef Kernel kernel = Kernel.__new__(Kernel)
     kernel.__name__ = name
     kernel.parameters, kernel.columns, kernel.more_columns = parameters, columns, more_columns
-    kernel._in_float, kernel._in_double, kernel._in_int64 = in_float, in_double, in_int64
+    kernel._steps[0], kernel._steps[1], kernel._steps[2] = in_float, in_double, in_int64  # in the order of `place_of`
+    kernel._steps[3], kernel._steps[4], kernel._steps[5] = in_int32, in_int16, in_uint8
     return kernel
 
 
-add = _kernel("add", 0, 1, 0, dps_add_float, dps_add_double, dps_add_int64_t)  # w <- w + g
-assign = _kernel("assign", 0, 1, 0, dps_assign_float, dps_assign_double, dps_assign_int64_t)  # w <- g
-sgd = _kernel("sgd", 3, 1, 0, dps_sgd_float, dps_sgd_double, NULL)  # SGD
-momentum = _kernel("momentum", 3, 2, 0, dps_momentum_float, dps_momentum_double, NULL)  # Momentum
-adagrad = _kernel("adagrad", 5, 2, 0, dps_adagrad_float, dps_adagrad_double, NULL)  # Adagrad
-rmsprop = _kernel("rmsprop", 3, 2, 0, dps_rmsprop_float, dps_rmsprop_double, NULL)  # RMSprop
-adam = _kernel("adam", 4, 3, 1, dps_adam_float, dps_adam_double, NULL)  # Adam, AdamW
-ftrl = _kernel("ftrl", 4, 3, 0, dps_ftrl_float, dps_ftrl_double, NULL)  # FTRL
+add = _kernel(  # w <- w + g
+    "add",
+    0,
+    1,
+    0,
+    dps_add_float,
+    dps_add_double,
+    dps_add_int64_t,
+    dps_add_uint32_t,
+    dps_add_uint16_t,
+    dps_add_uint8_t,
+)
+assign = _kernel(  # w <- g
+    "assign",
+    0,
+    1,
+    0,
+    dps_assign_float,
+    dps_assign_double,
+    dps_assign_int64_t,
+    dps_assign_uint32_t,
+    dps_assign_uint16_t,
+    dps_assign_uint8_t,
+)
+sgd = _kernel("sgd", 3, 1, 0, dps_sgd_float, dps_sgd_double)  # SGD
+momentum = _kernel("momentum", 3, 2, 0, dps_momentum_float, dps_momentum_double)  # Momentum
+adagrad = _kernel("adagrad", 5, 2, 0, dps_adagrad_float, dps_adagrad_double)  # Adagrad
+rmsprop = _kernel("rmsprop", 3, 2, 0, dps_rmsprop_float, dps_rmsprop_double)  # RMSprop
+adam = _kernel("adam", 4, 3, 1, dps_adam_float, dps_adam_double)  # Adam, AdamW
+ftrl = _kernel("ftrl", 4, 3, 0, dps_ftrl_float, dps_ftrl_double)  # FTRL

@@ -1,7 +1,7 @@
 /* The record of a row: 8 bytes in its last columns. docs/design/rows.md says what they are for.
 
    From the highest bits on: 32 of the version, 24 of the moment, 8 of the count. Zero: the row is new. Rows of float32
-   may begin at any multiple of 4 bytes, so records are copied, not read in place. */
+   may begin at any byte, so records are copied, not read in place. */
 #ifndef DPS_RECORDS_H
 #define DPS_RECORDS_H
 

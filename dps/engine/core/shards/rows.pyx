@@ -1,6 +1,6 @@
 """Rows copied from place to place, and a look at their numbers.
 
-Rows are [n, columns], float32, float64 or int64. What a function reads or writes lies inside its arrays, or it raises
+Rows are [n, columns], of a dtype of tables. What a function reads or writes lies inside its arrays, or it raises
 ValueError.
 """
 
@@ -11,6 +11,7 @@ cimport numpy as cnp
 
 from dps.engine.core.arrays cimport int64s, memory, refuse
 from dps.engine.core.bounds cimport order_listed, range_inside, refuse_rows
+from dps.engine.core.numbers cimport place_of
 from dps.engine.core.shards.rows cimport (
     dps_all_finite_double,
     dps_all_finite_float,
@@ -29,7 +30,7 @@ cnp.import_array()
 cdef int check_rows(cnp.ndarray rows, cnp.ndarray other) except -1:
     """The type number of both, which are rows of one dtype."""
     cdef int kind = cnp.PyArray_TYPE(rows)
-    if kind != cnp.NPY_FLOAT32 and kind != cnp.NPY_FLOAT64 and kind != cnp.NPY_INT64:
+    if place_of(kind) < 0:
         refuse(rows, cnp.NPY_FLOAT32)
     if rows.ndim != 2 or other.ndim != 2:
         raise ValueError(f"rows have two dimensions, not {rows.ndim} and {other.ndim}")

@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t
 cimport numpy as cnp
 
 from dps.engine.core.cells cimport Cells
+from dps.engine.core.numbers cimport bytes_of
 
 cnp.import_array()
 
@@ -206,7 +207,7 @@ cdef class TableState:
         self.replicas, self.meter = {}, meter
         self.kind, self.dim, self.rows, self.shards = dtype, dim, rows, shards
         self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits
-        self.row_bytes = dim * (4 if dtype == cnp.NPY_FLOAT32 else 8)
+        self.row_bytes = dim * bytes_of(dtype)
         self.row_start, self.cells, self.bits = row_start, cells, 0 if rows else int(shards).bit_length() - 1
         self.plain = isinstance(kernel, Kernel) and (<Kernel> kernel).works_on(dtype)
         self.kernel = kernel if self.plain else None

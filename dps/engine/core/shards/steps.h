@@ -60,6 +60,17 @@ static inline void dps_fetch_rows(const void *rows, const int64_t *index, int64_
 #include "steps_of.h"
 #undef TYPE
 
+/* Narrow whole numbers, with or without a sign: sums wrap around, which C promises of numbers without one only. */
+#define TYPE uint32_t
+#include "steps_of.h"
+#undef TYPE
+#define TYPE uint16_t
+#include "steps_of.h"
+#undef TYPE
+#define TYPE uint8_t
+#include "steps_of.h"
+#undef TYPE
+
 #define TYPE float
 #define ROOT sqrtf
 #include "steps_of.h"
