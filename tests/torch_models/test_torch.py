@@ -636,7 +636,7 @@ def test_tables_that_do_not_fit(ps, tables):
         dps.torch.Embedding(client, "sums", 3)
     with pytest.raises(InputError, match=r"'last' has the optimizer dps.Assign\(\), so .* in the place of the rows"):
         dps.torch.EmbeddingBag(client, "last", 3)
-    with pytest.raises(InputError, match=r"'whole' is of int64, and torch trains float32 or float64"):
+    with pytest.raises(InputError, match=r"'whole' is of int64, and torch trains fractions"):
         dps.torch.Embedding(client, "whole", 3)
     with pytest.raises(InputTypeError, match=r"through a dps.Trainer or dps.Client, not Linear"):
         dps.torch.Embedding(torch.nn.Linear(1, 1), "w", 3)

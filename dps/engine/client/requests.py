@@ -21,6 +21,7 @@ from dps.engine.core.blocks import empty
 from dps.engine.core.requests import call as core
 from dps.engine.core.requests.form import Form
 from dps.engine.state.custom import Custom
+from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.engine.state.partition import group, shard_bits
 from dps.engine.wire import frames
@@ -65,7 +66,8 @@ class TableTerms:
         spec, form = route.spec, route.form
         parts = form, epoch, min(chunk, MOST_BYTES)
         at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
-        sums = at_once and spec.optimizer.repeats == "sum"
+        half = is_half(spec.dtype)  # whose sums are rounded once if they are summed here, and else after each addition
+        sums = at_once and (spec.optimizer.repeats == "sum" or (half and spec.optimizer.repeats == "any"))
         self.clocked = clocked
         self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED_KEYS)
         self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED_KEYS)
@@ -80,7 +82,7 @@ class TableTerms:
                 return core.Terms(form, epoch, chunk, frames.PUSH, flags, True, answered, merges)
             return core.Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_PUSHED_KEYS)
 
-        rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, False), (ASSIGN, False)]
+        rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, half), (ASSIGN, False)]
         self.changes, self.replays = (
             {
                 (rule, answered): change(FLAGS[rule] | asks | more, answered, merges)

@@ -13,16 +13,17 @@ import numpy.typing as npt
 from dps.engine.core.cells import Cells
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.initializers import RowStart
+from dps.engine.core.shards.rows import all_finite
 from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.engine.state.custom import Custom, custom
-from dps.engine.state.dtypes import DTYPES, WHOLE, range_of
+from dps.engine.state.dtypes import DTYPES, MOST_FLOAT16, WHOLE, dtype_of, is_half, range_of
 from dps.engine.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.engine.state.life import MAX_WAITING, MIN_SHARD_ROWS, RowLife, bytes_within, record_columns, rows_within
 from dps.engine.state.names import check_name
 from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
 from dps.engine.state.recipes import Description
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, MissingPackageError
 
 __all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "EVICTED", "EXPIRED", "FAILED", "KEEP"]
 __all__ += ["NO_CLOCK", "OLDER", "PUSH", "RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
@@ -162,7 +163,8 @@ class TableSpec:
     dim : int
         Values in a row.
     dtype : str
-        ``"float32"``, ``"float64"``, ``"int64"``, ``"int32"``, ``"int16"`` or ``"uint8"``.
+        ``"float32"``, ``"float64"``, ``"int64"``, ``"int32"``, ``"int16"``, ``"uint8"``, ``"float16"`` or
+        ``"bfloat16"``.
     optimizer : Optimizer
         What a push does to the rows.
     init : Initializer
@@ -249,6 +251,10 @@ class TableSpec:
             raise InputError(
                 f"{where}: an {self.dtype} table starts from Zeros or a whole Constant{held}, not {self.init!r}"
             )
+        if self.dtype == "float16" and np.abs(self.init.numbers()[..., 1:]).max() > MOST_FLOAT16:
+            raise InputError(
+                f"{where}: float16 reaches {MOST_FLOAT16}, and rows start from {self.init!r}: use bfloat16"
+            )
         if self.is_whole and self.aggregate == "mean":
             raise InputError(f"{where}: a mean of {self.dtype} pushes would be cut to whole numbers; use float64")
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
@@ -285,8 +291,26 @@ class TableSpec:
 
     @property
     def state_columns(self) -> int:
-        """Columns of the optimizer's state, which follow the `dim` values of a row."""
-        return self.optimizer.init(self.dim)
+        """Columns of the optimizer's state, which follow the `dim` values of a row.
+
+        Beside halves the state is float32, and takes two columns a number.
+        """
+        return self.optimizer.init(self.dim) * (2 if is_half(self.dtype) else 1)
+
+    def state_of(self, rows: np.ndarray) -> np.ndarray:
+        """The optimizer's state of rows [m, dim + slots]: a view [m, numbers of state], of float32 beside halves.
+
+        >>> spec = TableSpec("w", dtype="float16", optimizer=Momentum(0.1))
+        >>> spec.state_of(np.zeros((2, spec.dim + spec.slots), np.float16)).dtype
+        dtype('float32')
+        """
+        state = rows[:, self.dim : self.dim + self.state_columns]
+        return state.view(np.float32) if is_half(self.dtype) else state
+
+    def are_finite(self, rows: np.ndarray) -> bool:
+        """Whether neither the values of rows [m, dim + slots] nor their state has NaN or infinity."""
+        parts = rows[:, : self.dim], self.state_of(rows)
+        return self.is_whole or all(all_finite(np.ascontiguousarray(part)) for part in parts)
 
     @property
     def slots(self) -> int:
@@ -319,7 +343,7 @@ class TableSpec:
 
     def row_start(self) -> RowStart:
         """What a new row holds."""
-        return row_start(self.dim, self.optimizer, self.init, self.slots - self.state_columns)
+        return row_start(self.dim, self.optimizer, self.init, self.slots - self.state_columns, is_half(self.dtype))
 
     def absent_start(self) -> RowStart:
         """What a key without a row reads as."""
@@ -330,6 +354,10 @@ class TableSpec:
         if not isinstance(self.optimizer, Custom):
             return self
         return dataclasses.replace(self, optimizer=self.optimizer.open())
+
+    def __setstate__(self, fields: Description) -> None:
+        self.__dict__.update(fields)
+        dtype_of(self.dtype)  # because this process may not know bfloat16 yet
 
     def _repr_html_(self) -> str | None:
         return html_renderers[-1](self) if html_renderers else None
@@ -357,9 +385,11 @@ class TableSpec:
 def _dtype_name(dtype: npt.DTypeLike, where: str) -> str:
     known = f"a table holds {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
     try:
-        name = np.dtype(dtype).name
+        name = dtype_of(dtype).name
     except TypeError as error:
         raise InputTypeError(f"{where}: {dtype!r} is not a dtype of numpy; {known}") from error
+    except MissingPackageError as error:
+        raise MissingPackageError(f"{where}: {error}", name=error.name) from None
     if name not in DTYPES:
         raise InputError(f"{where}: dtype {name}; {known}")
     return name

@@ -44,11 +44,12 @@ from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.records import note_pulls
-from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
+from dps.engine.core.shards.rows import gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
 from dps.engine.state.admission import Admission
 from dps.engine.state.ages import Ages, begin_moment
 from dps.engine.state.custom import Custom
+from dps.engine.state.dtypes import dtype_of_sums, narrowed
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
 from dps.engine.state.ops import (
     ADD,
@@ -152,7 +153,8 @@ class DenseSums(Sums):
     def __init__(self, shard: DenseShard, clock: int):
         super().__init__(clock)
         self.low = shard.low
-        self.sums = np.zeros((len(shard), shard.spec.dim), shard.spec.dtype)
+        self.dtype = shard.spec.dtype
+        self.sums = np.zeros((len(shard), shard.spec.dim), dtype_of_sums(self.dtype))
         self.touched = np.zeros(len(shard), np.bool_)
         if self.sums.nbytes >= LARGE_SUMS_BYTES:
             use_small_pages(self.sums)
@@ -189,6 +191,7 @@ class DenseSums(Sums):
         sums = self.sums if keys is None else self.sums[keys]  # few of them, perhaps, of a table that is large
         if mean:
             sums /= self.divisor
+        sums = narrowed(sums, self.dtype)
         start, named = (self.low, None) if keys is None else (0, keys + self.low)
         return Op(PUSH, named, start, sums, self.clock, self.parties)
 
@@ -196,9 +199,9 @@ class DenseSums(Sums):
 class KeyedSums(Sums):
     """Sums in an empty keyed shard of their own, whose optimizer is addition."""
 
-    def __init__(self, shard: KeyedShard, clock: int):
+    def __init__(self, shard: KeyedShard, clock: int, dtype: str):
         super().__init__(clock)
-        self.shard = shard
+        self.shard, self.dtype = shard, dtype
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -232,7 +235,7 @@ class KeyedSums(Sums):
         sums = self.shard.all_rows()
         if mean:
             sums /= self.divisor
-        return Op(PUSH, self.shard.keys(), 0, sums, self.clock, self.parties)
+        return Op(PUSH, self.shard.keys(), 0, narrowed(sums, self.dtype), self.clock, self.parties)
 
 
 # ---- What dense and keyed shards share: the ways of an op, cuts, twins
@@ -390,7 +393,7 @@ class Shard(CutShard):
         rows = self._rows_before(op)
         try:
             run_rule(self, rows, op, NO_INDEX, 0)
-            if self.spec.finite and not self.spec.is_whole and not all_finite(rows):
+            if self.spec.finite and not self.spec.are_finite(rows):
                 raise FunctionError(f"{self.spec.optimizer.kind}.update made NaN or infinity, which the table refuses")
         except FunctionError as error:
             raise FunctionError(f"shard {self.number} of table {self.spec.name!r}: {error}") from None
@@ -930,8 +933,9 @@ class KeyedShard(Shard):
 
     def new_sums(self, clock: int) -> Sums:
         spec = self.spec
-        plain = TableSpec(spec.name, dim=spec.dim, dtype=spec.dtype, shards=spec.shards, partition=spec.partition)
-        return KeyedSums(KeyedShard(plain, self.number), clock)
+        dtype = dtype_of_sums(spec.dtype)
+        plain = TableSpec(spec.name, dim=spec.dim, dtype=dtype, shards=spec.shards, partition=spec.partition)
+        return KeyedSums(KeyedShard(plain, self.number), clock, spec.dtype)
 
 
 def make_shard(spec: TableSpec, number: int) -> DenseShard | KeyedShard:
