@@ -100,6 +100,8 @@ class ServerRole:
         By default, one that takes the time from the endpoint.
     wall : callable, optional
         Returns seconds since 1970, for the ages of rows.
+    directory : str, optional
+        Where tables with ``evict="spill"`` have their files; by default where the system has temporary files.
     """
 
     def __init__(
@@ -113,8 +115,9 @@ class ServerRole:
         beside: Carrier,
         meters: ServerMeter | None = None,
         wall: Callable[[], float] = time.time,
+        directory: str | None = None,
     ):
-        self.endpoint, self.session, self.number = endpoint, session, number
+        self.endpoint, self.session, self.number, self.directory = endpoint, session, number, directory
         self.tables: dict[int, ServerTable] = {}
         self._dropped: collections.deque[int] = collections.deque(maxlen=MAX_DROPPED)
         self.epoch = 0
@@ -162,6 +165,12 @@ class ServerRole:
         self.large.close()
         self.heartbeat.stop()
         self.relay.close()
+        self._forget_tables()
+
+    def _forget_tables(self) -> None:
+        for table in self.tables.values():
+            for replica in table.replicas.values():
+                replica.shard.close_file()
         self.tables.clear()
 
     def fail(self, error: Exception) -> MovedError:
@@ -178,7 +187,7 @@ class ServerRole:
             self.functions.close()
             self.large.close()
             self.relay.close()
-            self.tables.clear()
+            self._forget_tables()
             for connection in list(self.endpoint.connections):
                 connection.transport.abort()
         return MovedError(f"server {self.number} has failed: {why}")
@@ -211,7 +220,7 @@ class ServerRole:
     def create(self, spec: TableSpec, shards: Iterable[int]) -> None:
         """Make a table with initial replicas of these shards; a placement gives them their roles."""
         spec = spec.opened()
-        self.take_table(spec, new_replicas(spec, shards))
+        self.take_table(spec, new_replicas(spec, shards, self.directory))
 
     def take_table(self, spec: TableSpec, replicas: list[Replica]) -> None:
         """Take up a new table with these replicas."""
@@ -559,7 +568,7 @@ class ServerRole:
                 raise FencedError(f"server {self.number} no longer takes shard {piece.shard} of epoch {piece.epoch}")
             if replica is not None and (not replica.joining or piece.epoch < replica.fence):
                 raise DPSError(f"server {self.number} does not begin shard {piece.shard} anew at {piece.epoch}")
-            joining = Joining(table.spec, piece.shard)
+            joining = Joining(table.spec, piece.shard, self.directory)
             joining.begin(meta, [array.copy() for array in arrays])
             replica = table.replicas[piece.shard] = Replica(table.spec, piece.shard, joining)
             replica.joining, replica.fence = True, piece.epoch

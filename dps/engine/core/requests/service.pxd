@@ -40,6 +40,7 @@ cdef class Service:
     ) except -1
     cdef bint _exceeds(self, ShardState shard, const Part *part) noexcept
     cdef bint _creates(self, ShardState shard, const Part *part) noexcept
+    cdef bint _is_spilled(self, Part *part, int count) except -1
     cdef int _apply(
         self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values
     ) except -1
