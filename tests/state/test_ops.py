@@ -48,7 +48,10 @@ WRONG = [
     ({"dtype": "longdouble"}, InputError, "table 'w': dtype .*; a table holds float32, .*, float16 or bfloat16"),
     ({"dtype": "complex128"}, InputError, "dtype complex128"),
     ({"dtype": "int8"}, InputError, "dtype int8"),
-    ({"dtype": "S32"}, InputError, "dtype bytes256; a table holds float32"),
+    ({"dtype": "S"}, InputError, "a fixed width of 1 to 65536, such as dtype='S32', not 0"),
+    ({"dtype": "S4", "dim": 2}, InputError, "rows of bytes are assigned: leave out dim="),
+    ({"dtype": "S4", "optimizer": dps.SGD(0.1)}, InputError, "rows of bytes are assigned: leave out dim=, optimizer="),
+    ({"dtype": "U4"}, InputError, "dtype str128; a table holds float32"),
     (
         {"dtype": "int16", "optimizer": dps.SGD(0.1)},
         InputError,

@@ -7,6 +7,7 @@ table       the handle of a table, which calls the client with the table's name
 word_table  words to ids that the servers keep, and back
 scans       the rows of a keyed table in a range of keys, or the keys of all, piece after piece
 inputs      keys and values as users have them, as int64 keys and rows of the table's dtype
+byte_rows   bytes of a fixed width as rows of uint8, and back
 plain       the plain way of a call whose caller waits: one compiled step
 requests    a table by its route; calls prepared, and what is wrong with them
 functions   calls of functions on the servers: prepared on all, then committed

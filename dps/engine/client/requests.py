@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
+from dps.engine.client.byte_rows import bytes_in, bytes_of, room_of
 from dps.engine.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.engine.client.origin import Origin
 from dps.engine.client.verbs import Keys
@@ -105,6 +106,8 @@ def prepared_pull(
     route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object, certified: bool = False
 ) -> Prepared:
     agreed = terms.certified if certified else terms.pull
+    if route.spec.bytes_width:
+        return _prepared_bytes(route, agreed, origin, keys, out)
     call = core.Call.of(agreed, origin, keys, None, out)
     if call is not None:
         return Prepared(route, (call,), call.finish)
@@ -113,6 +116,22 @@ def prepared_pull(
     answer = room_for(out, shape, route.spec)
     call = core.Call.of(agreed, origin, target, None, flat(answer, route.spec))
     return refuse(route, frames.PULL, origin, target) if call is None else into(answer, route, call)
+
+
+def _prepared_bytes(route: TableRoute, agreed: core.Terms, origin: Origin, keys: Keys, out: object) -> Prepared:
+    """A pull of rows of bytes."""
+    spec = route.spec
+    target, shape = named(route, keys)
+    answer = room_for(room_of(out, spec), shape, spec)
+    call = core.Call.of(agreed, origin, target, None, flat(answer, spec))
+    if call is None:
+        refuse(route, frames.PULL, origin, target)
+
+    def finish() -> np.ndarray:
+        call.finish()
+        return bytes_of(answer, spec) if out is None else cast(np.ndarray, out)
+
+    return Prepared(route, (call,), finish)
 
 
 def prepared_born(route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object) -> Prepared:
@@ -129,7 +148,8 @@ def prepared_born(route: TableRoute, terms: TableTerms, origin: Origin, keys: Ke
 
     def finish() -> tuple[np.ndarray, np.ndarray]:
         call.finish()
-        return np.ascontiguousarray(rows[:, :-1]).reshape(row_shape(shape, spec)), (rows[:, -1] != 0).reshape(shape)
+        values = np.ascontiguousarray(rows[:, :-1]).reshape(row_shape(shape, spec))
+        return bytes_of(values, spec), (rows[:, -1] != 0).reshape(shape)
 
     return Prepared(route, (call,), finish)
 
@@ -153,6 +173,13 @@ def prepared_push(
     if agreed is None:
         derives = f"{spec.optimizer.kind} derives the values from its state"
         raise InputError(f"table {spec.name!r}: {derives}; only push changes them")
+    if spec.bytes_width:
+        if rule != ASSIGN or answered:
+            raise InputError(
+                f"table {spec.name!r} holds bytes of width {spec.bytes_width}, which are not pushed or added up: "
+                "assign(keys, values) puts them in place"
+            )
+        values = None if values is None else bytes_in(values, spec)
     weight = -1 if rows is None else weight_of(spec, rows, terms.clocked)
     call = core.Call.of(agreed, origin, keys, values, out, weight)
     if call is not None:

@@ -186,6 +186,9 @@ class TableSpec:
         Which keys of a keyed table lie together on one shard.
     life : RowLife
         When rows of a keyed table go by themselves, and how many bytes they may take.
+    bytes_width : int
+        Clients see each row as bytes of this width, by ``dtype="S32"`` say; 0: as numbers. Then `dtype` is uint8, `dim`
+        the width, and the optimizer Assign.
 
     Examples
     --------
@@ -208,6 +211,7 @@ class TableSpec:
     id: int = 0
     partition: Partition = HashPartition()
     life: RowLife = RowLife()
+    bytes_width: int = 0
 
     def __post_init__(self):
         where = f"table {check_name('table', self.name)!r}"
@@ -217,6 +221,7 @@ class TableSpec:
             )
         if not isinstance(self.init, Initializer):
             raise InputTypeError(f"{where}: init must be one of dps's, such as dps.Normal(0.01), not {self.init!r}")
+        self._take_width(where)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
         _whole(self, "dim", 1, MAX_DIM, where)
         object.__setattr__(self, "optimizer", custom(self.optimizer, self.dim))
@@ -260,6 +265,23 @@ class TableSpec:
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
+
+    def _take_width(self, where: str) -> None:
+        """Make of a dtype of bytes what it stands for."""
+        try:
+            dtype = dtype_of(self.dtype)
+        except (TypeError, MissingPackageError):  # which `_dtype_name` explains
+            return
+        if dtype.kind != "S":
+            return
+        width = dtype.itemsize
+        if not 1 <= width <= MAX_DIM:
+            raise InputError(f"{where}: bytes have a fixed width of 1 to {MAX_DIM}, such as dtype='S32', not {width}")
+        if self.dim != 1 or not isinstance(self.optimizer, (Add, Assign)) or self.init != Zeros() or self.aggregate:
+            raise InputError(f"{where}: rows of bytes are assigned: leave out dim=, optimizer=, init= and aggregate=")
+        made = {"bytes_width": width, "dtype": "uint8", "dim": width, "optimizer": Assign()}
+        for field, value in made.items():
+            object.__setattr__(self, field, value)
 
     def _check_life(self, where: str) -> None:
         life = self.life
@@ -368,6 +390,8 @@ class TableSpec:
         recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
         plain = {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
         del plain["life"]
+        if not self.bytes_width:
+            del plain["bytes_width"]  # so that tables without it are described as ever
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain
 
     @classmethod

@@ -148,8 +148,7 @@ class Sums(SumsState, abc.ABC):
 class DenseSums(Sums):
     def __init__(self, shard: DenseShard, clock: int):
         super().__init__(clock)
-        self.low = shard.low
-        self.dtype = shard.spec.dtype
+        self.low, self.dtype = shard.low, shard.spec.dtype
         self.sums = np.zeros((len(shard), shard.spec.dim), dtype_of_sums(self.dtype))
         self.touched = np.zeros(len(shard), np.bool_)
         if self.sums.nbytes >= LARGE_SUMS_BYTES:
@@ -187,9 +186,8 @@ class DenseSums(Sums):
         sums = self.sums if keys is None else self.sums[keys]  # few of them, perhaps, of a table that is large
         if mean:
             sums /= self.divisor
-        sums = narrowed(sums, self.dtype)
         start, named = (self.low, None) if keys is None else (0, keys + self.low)
-        return Op(PUSH, named, start, sums, self.clock, self.parties)
+        return Op(PUSH, named, start, narrowed(sums, self.dtype), self.clock, self.parties)
 
 
 class KeyedSums(Sums):
@@ -1040,8 +1038,7 @@ class KeyedShard(Shard):
         return self.scratch[:count]
 
     def new_sums(self, clock: int) -> Sums:
-        spec = self.spec
-        dtype = dtype_of_sums(spec.dtype)
+        spec, dtype = self.spec, dtype_of_sums(self.spec.dtype)
         plain = TableSpec(spec.name, dim=spec.dim, dtype=dtype, shards=spec.shards, partition=spec.partition)
         return KeyedSums(KeyedShard(plain, self.number), clock, spec.dtype)
 
