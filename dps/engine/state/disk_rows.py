@@ -30,7 +30,6 @@ from dps.errors import SpillError
 
 __all__ = ["DiskRows", "Reader"]
 
-SEGMENT_BYTES = 1 << 24
 INDEX_GROWTH = 1.33  # 15 to 20 bytes a key, because a growth of 1.5 would make it 22
 UNUSED_SHARE = 0.45  # of the entries: with more, segments are copied
 MAX_PLACES = 2**31 - 2  # because the index counts places in int32
@@ -69,7 +68,7 @@ class DiskRows:
     """
 
     def __init__(
-        self, directory: str | None, width: int, dtype: str, bits: int, name: str, segment_bytes: int = SEGMENT_BYTES
+        self, directory: str | None, width: int, dtype: str, bits: int, name: str, segment_bytes: int = 1 << 24
     ):
         self.width, self.dtype, self.name = width, np.dtype(dtype), name
         self.directory = directory or tempfile.gettempdir()
