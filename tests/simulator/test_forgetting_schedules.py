@@ -20,7 +20,7 @@ def test_no_schedule_makes_copies_differ_or_exceeds_a_budget(part):
     assert not problems(check_forgetting, SCHEDULES, part, parts=2)
 
 
-@pytest.mark.parametrize("seed", [4, 9])
+@pytest.mark.parametrize("seed", [1, 13])
 def test_the_same_seed_forgets_the_same_rows(seed):
     digest, first = check_forgetting(seed), list(FORGOTTEN)
     assert first
@@ -54,4 +54,4 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_variants_are_caught(monkeypatch, wrong):
-    assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, range(120))
+    assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, range(240))

@@ -293,6 +293,7 @@ class ServerTable(TableState):
             spilled=sum(shard.spilled for shard in shards),
             brought=sum(shard.spill.brought for shard in shards if shard.spill is not None),
             spill_bytes=sum(shard.spill.file_bytes for shard in shards if shard.spill is not None),
+            written=sum(shard.spill.written for shard in shards if shard.spill is not None),
         )
 
     def held(self) -> HeldRows:

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 SPARE, MOST_SPARE = 64, 4096  # one of so many rows goes early, but not more, because rows are written together
 AT_ONCE = 1 << 14  # rows that go for an op, beside those for which it needs room: 20 ms of work
 LEAST_SHARE = 8  # of the budget's rows that fit in memory at first, one of so many always does
+SEGMENTS = 16  # of a file, that together are as large as the budget of the shard
+LEAST_SEGMENT_BYTES, SEGMENT_BYTES = 1 << 12, 1 << 24
 CHANCES = 4  # times that rows are looked for that were not pulled since they were found to be cold
 
 
@@ -67,6 +69,16 @@ class Spill:
     def file_bytes(self) -> int:
         """Bytes of the file."""
         return self.disk.file_bytes
+
+    @property
+    def entries(self) -> int:
+        """Entries that the file has, in use or not."""
+        return 8 * len(self.disk.in_use)
+
+    @property
+    def written(self) -> int:
+        """Rows that were written to the file, with those that were moved in it."""
+        return self.disk.written
 
     # -- what a shard asks
 
@@ -124,6 +136,10 @@ class Spill:
     def list_window(self, low: int, high: int, first: int, last: int, keys: np.ndarray, places: np.ndarray) -> int:
         """As :func:`dps.engine.core.shards.scanning.list_window`, for the keys of the rows in the file."""
         return list_window(self.disk.index, low, high, first, last, keys, places)
+
+    def walk(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and rows of about `most` entries of the file, from where the last call ended; it goes round."""
+        return self.disk.walk(most)
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Put rows of distinct keys, none of which is in memory, into the file, in place of those that it has."""
@@ -227,12 +243,14 @@ class Spill:
         shard.spilled = len(self.disk)
         left = spec.life.bytes_of_rows // spec.shards - self.nbytes - shard.index.nbytes
         rows = int(left / (shard.width * shard.rows.itemsize + FLAG_BYTES))
-        shard.most_rows = min(self._budget_rows, max(rows, self._budget_rows // LEAST_SHARE))
+        shard.most_rows = min(self._budget_rows, max(rows, self._budget_rows // LEAST_SHARE, 1))
 
 
 def attach_file(shard: KeyedShard, directory: str | None) -> None:
     """Let a shard without rows have a file in `directory`, if its table wants that."""
     if shard.spec.life.spills:
         where = f"table {shard.spec.name!r}, shard {shard.number}, rows beyond max_bytes"
-        disk = DiskRows(directory, shard.width, shard.spec.dtype, shard.index.bits, where)
+        share = shard.spec.life.max_bytes // shard.spec.shards // SEGMENTS
+        segment_bytes = min(max(share, LEAST_SEGMENT_BYTES), SEGMENT_BYTES)
+        disk = DiskRows(directory, shard.width, shard.spec.dtype, shard.index.bits, where, segment_bytes)
         shard.spill = Spill(shard, disk)

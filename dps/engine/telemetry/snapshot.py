@@ -264,6 +264,7 @@ class Turnover(msgspec.Struct, frozen=True, gc=False):
     spilled: int = 0  # rows that are in files of servers now
     brought: int = 0  # rows that have come back from there
     spill_bytes: int = 0  # of these files
+    written: int = 0  # rows that were written to them, with those that were moved in them
 
     @classmethod
     def together(cls, parts: Sequence[Turnover]) -> Turnover | None:
