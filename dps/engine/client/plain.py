@@ -135,10 +135,8 @@ class PlainCalls:
     def _renew(self, name: str) -> PlainTable | None:
         session = self._session
         route = session.settled.get(name)
-        # Bytes are made of rows, and rows of bytes, beside the call.
-        is_plain = route is not None and not route.spec.bytes_width
-        channels = session.connections(route) if is_plain and route is not None else None
-        if route is None or channels is None:
+        channels = None if route is None else session.connections(route)
+        if route is None or channels is None or route.spec.bytes_width:  # bytes are made of rows beside a call
             return None
         table = self._tables[name] = PlainTable(route, channels, session, self._check_aggregate)
         return table
