@@ -322,7 +322,8 @@ class TableSpec:
     def state_of(self, rows: np.ndarray) -> np.ndarray:
         """The optimizer's state of rows [m, dim + slots]: a view [m, numbers of state], of float32 beside halves.
 
-        >>> spec = TableSpec("w", dtype="float16", optimizer=Momentum(0.1))
+        >>> import dps
+        >>> spec = TableSpec("w", dtype="float16", optimizer=dps.Momentum(0.1))
         >>> spec.state_of(np.zeros((2, spec.dim + spec.slots), np.float16)).dtype
         dtype('float32')
         """
