@@ -138,7 +138,8 @@ cdef class Kernel:
 
         So no number is rounded before the last one of its step, and a row that is named twice is stepped twice.
         """
-        cdef int64_t dim = push.dim, width = dim + self.slots(dim), bytes = 2 * push.width, done = 0, n
+        cdef int64_t dim = push.dim, width = dim + self.slots(dim), bytes = 2 * push.width, done = 0
+        cdef int64_t ahead, n
         cdef int64_t some = max(<int64_t> 1, WIDENED // width) if push.index == NULL else 1
         cdef int64_t state = 4 * (width - dim)
         cdef float *wide = <float *> malloc(4 * some * (width + dim))
@@ -149,7 +150,8 @@ cdef class Kernel:
         while done < push.count:
             some = min(some, push.count - done)
             if push.index != NULL and done % BLOCK == 0:
-                dps_fetch_rows(push.rows, push.index + done, min(push.count - done, <int64_t> BLOCK), bytes)
+                ahead = done + BLOCK
+                dps_fetch_rows(push.rows, push.index + ahead, min(push.count - ahead, <int64_t> BLOCK), bytes)
             row = <char *> push.rows + bytes * (push.start + done if push.index == NULL else push.index[done])
             for n in range(some):
                 widen_numbers(dtype, row + n * bytes, dim, wide + n * width)
