@@ -67,7 +67,7 @@ class Spill:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the file."""
+        """What the file takes of the disk, in bytes."""
         return self.disk.file_bytes
 
     @property
