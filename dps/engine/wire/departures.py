@@ -35,6 +35,8 @@ __all__ = ["Coalescer", "DirectWriter", "Turn"]
 
 # Size from which on bytes do not wait for the end of the turn.
 FLUSH_BYTES = 1 << 16
+# Buffers that one system call takes (IOV_MAX is 1,024 on Linux).
+MAX_VIEWS = 1000
 
 
 class Coalescer:
@@ -115,8 +117,31 @@ class DirectWriter:
         views = byte_views(buffers)
         if len(views) == 1:
             self.write(views[0], len(views[0]))
-        else:
-            self._coalescer.writelines(views)
+            return
+        self._coalescer.flush()
+        ready = self._fd >= 0 and not self._transport.is_closing() and self._transport.get_write_buffer_size() == 0
+        if ready and len(views) <= MAX_VIEWS:
+            views = _behind(views, gather(self._fd, views))
+        self._coalescer.writelines(views)
+
+
+def gather(fd: int, views: Sequence[bytes | memoryview]) -> int:
+    """Send what the system takes of these bytes now, in one call; how many bytes."""
+    if not hasattr(os, "writev"):
+        return 0
+    try:
+        return os.writev(fd, views)
+    except OSError:  # it takes nothing now, or the connection is broken, which the transport finds out
+        return 0
+
+
+def _behind(views: list[bytes | memoryview], nbytes: int) -> list[bytes | memoryview]:
+    """What is left of these bytes behind the first so many."""
+    for n, view in enumerate(views):
+        if nbytes < len(view):
+            return [memoryview(view)[nbytes:], *views[n + 1 :]]
+        nbytes -= len(view)
+    return []
 
 
 class Turn:
