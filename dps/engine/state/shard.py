@@ -641,12 +641,12 @@ PIECE_ROWS = 1 << 14  # of a file, that come to memory at a time
 class DenseShard(Shard):
     """Rows `low` to `high - 1` of a dense table."""
 
-    def __init__(self, spec: TableSpec, number: int):
+    def __init__(self, spec: TableSpec, number: int, rows: np.ndarray | None = None):
         super().__init__(spec, number)
         assert spec.rows is not None
         self.low, self.high = (bound(n, spec.rows, spec.shards) for n in (number, number + 1))
-        self.rows = np.zeros((self.high - self.low, self.width), spec.dtype)
-        if not self.row_start.is_zero:
+        self.rows = np.zeros((self.high - self.low, self.width), spec.dtype) if rows is None else rows
+        if rows is None and not self.row_start.is_zero:
             fill_range(self.rows, self.low, self.row_start)
 
     def __len__(self) -> int:

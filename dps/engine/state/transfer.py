@@ -25,12 +25,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dps.engine.core.shards.growing import filling_rows
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.ages import ages_to_dict, restore_ages
 from dps.engine.state.deletion import vacate
 from dps.engine.state.disk_rows import Reader
 from dps.engine.state.ops import Op, TableSpec
+from dps.engine.state.partition import bound
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard
 from dps.engine.state.spill import attach_file
@@ -178,6 +180,11 @@ class Dump:
             self._pins = False
             self.shard.unpin()
 
+    @property
+    def is_given(self) -> bool:
+        """Whether pieces have given all rows."""
+        return self._done
+
     # -- the keys of rows
 
     def lists(self) -> Callable[[], Listing] | None:
@@ -215,6 +222,13 @@ class Dump:
         return scan
 
 
+def _dense_so_far(spec: TableSpec, number: int) -> DenseShard:
+    """A dense shard without initial rows, because the pieces of a dump replace them all."""
+    assert spec.rows is not None
+    low, high = (bound(n, spec.rows, spec.shards) for n in (number, number + 1))
+    return DenseShard(spec, number, filling_rows(high - low, spec.dim + spec.slots, spec.dtype))
+
+
 class _KeyedSoFar(KeyedShard):
     """Some rows of a shard. Ops do not change the others, because the pieces of a dump will bring them: those that are
     not here yet, and those in the file, which an op brings to memory where they come from."""
@@ -242,7 +256,7 @@ class Joining:
         self.spec, self.number = spec, number
         # A dense shard has all its rows from the beginning. Ops may change those that are still to come, because a
         # piece replaces them whole.
-        self._shard = _KeyedSoFar(spec, number) if spec.keyed else DenseShard(spec, number)
+        self._shard = _KeyedSoFar(spec, number) if spec.keyed else _dense_so_far(spec, number)
         self._pins = not spec.life.spills
         if self._pins:
             self._shard.pin()
@@ -262,6 +276,15 @@ class Joining:
     @property
     def version(self) -> int:
         return self._shard.version
+
+    @property
+    def so_far(self) -> DenseShard | KeyedShard | None:
+        """The rows that have come, for the compiled step, which keeps the rule of :meth:`apply`.
+
+        None after the last piece, because ops go into the ledger from then on; and of a shard with rows in a file,
+        which ops may bring to memory.
+        """
+        return None if self._complete or self.spec.life.spills else self._shard
 
     def begin(self, meta: Description, arrays: list[np.ndarray]) -> None:
         """Begin with the values and arrays of :meth:`Dump.head`."""
