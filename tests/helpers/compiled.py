@@ -149,6 +149,7 @@ def last_use(path: Path) -> float:
 OF_SERVERS = {
     "service": ["service"],
     "request": ["request", "service"],
+    "answers": ["answers", "forwards", "service"],
     "forwards": ["forwards", "service"],
     "apply": ["apply", "service"],
 }

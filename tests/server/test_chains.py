@@ -150,6 +150,6 @@ WRONG = [
     ("old", "new"), [WRONG[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG[1:])]
 )
 def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
-    put_variant(monkeypatch, ("service", "forwards"), old, new)
+    put_variant(monkeypatch, ("service", "forwards", "answers"), old, new)
     with pytest.raises((AssertionError, DPSError)):  # by few of all seeds, 245 among them
         collections.deque(map(play, range(240, 300)), maxlen=0)

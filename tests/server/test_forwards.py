@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from compiled import variants
+from compiled import FILES, variants
 
-from dps.engine.core.requests import forwards
+from dps.engine.core.requests import answers, forwards
 from dps.engine.server.replicas import Replica, ReplicaPart
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import frames
@@ -54,7 +54,7 @@ class World:
             (ReplicaPart(r, None if keys is None else keys[a:b], start, a, b), 10 + r.number)
             for r, start, a, b in parts
         ]
-        owed = forwards.OwedAnswer()
+        owed = answers.OwedAnswer()
         header = Header(frames.PUSH, flags, request, SPEC.id, 3, 4, 5, 6, 0, 8, rows, 0, count, 2, 1, 0)
         self.ops.forward(encode_header(header), fresh, keys, values, owed)
         if peer is not None:
@@ -200,7 +200,7 @@ def test_arrays_that_do_not_fit_are_refused(world, wrong):
     elif wrong == "values":
         values = np.zeros((2, 6), np.float32)[:, ::2]
     with pytest.raises((ValueError, TypeError)):
-        world.ops.forward(header, [(part, 1)], keys, values, forwards.OwedAnswer())
+        world.ops.forward(header, [(part, 1)], keys, values, answers.OwedAnswer())
     assert not world.sent()
 
 
@@ -245,14 +245,14 @@ def test_an_answer_waits_for_all_successors(world):
 
 
 def test_a_repeat_waits_for_what_it_repeats(world):
-    replica, owed, peer = world.replica(0), forwards.OwedAnswer(), Peer()
+    replica, owed, peer = world.replica(0), answers.OwedAnswer(), Peer()
     world.push([(replica, 0, 0, 1)])
     world.ops.follow(replica, owed)
     owed.answer(world.ops.answers, peer, encode_header(Header(frames.OK, request=8)), None)
     assert not peer.answered
     world.confirm(1)
     assert peer.answered == [[8]]
-    world.ops.follow(replica, again := forwards.OwedAnswer())
+    world.ops.follow(replica, again := answers.OwedAnswer())
     assert again.left == 0
 
 
@@ -298,6 +298,76 @@ def test_clients_wait_above_the_limit():
     assert world.ops.full
 
 
+# ---- joiners that are learning
+
+
+def learner(world, number):
+    replica = world.replica(number)
+    replica.learning = True
+    return replica
+
+
+def test_no_answer_waits_for_a_joiner_that_is_learning(world):
+    """But the body is needed until it has confirmed the op; and one that knows all rows is waited for."""
+    peer, released = Peer(), []
+    owed = world.push([(learner(world, 0), 0, 0, 1)], peer=peer, request=8)
+    owed.at_end(lambda: released.append(8))
+    assert (peer.answered, released, (owed.left, owed.learning)) == ([[8]], [], (0, 1))
+    assert world.ops.backlog == world.ops.successors[1].learning_bytes == 20
+    assert not world.ops.successors[1].awaits_op
+    world.confirm(1)
+    assert (released, world.ops.backlog, world.ops.successors[1].learning_bytes) == ([8], 0, 0)
+
+
+def test_a_request_of_several_shards_waits_for_those_that_the_successor_has(world):
+    peer, released = Peer(), []
+    owed = world.push([(learner(world, 0), 0, 0, 1), (world.replica(1), 0, 1, 2)], 2, peer=peer, request=8)
+    owed.at_end(lambda: released.append(8))
+    assert [header.shard for header, _ in world.sent()] == [0, 1]  # a frame each
+    assert world.ops.successors[1].awaits_op
+    world.confirm(2)
+    assert (peer.answered, released) == ([[8]], [])
+    assert not world.ops.successors[1].awaits_op
+    world.confirm(1)
+    assert (peer.answered, released) == ([[8]], [8])
+
+
+def test_above_the_limit_answers_wait_for_a_joiner_that_is_learning():
+    """So a backup, which no client asks, holds back its predecessor."""
+    world = World(limit=30)
+    world.reach()
+    replica = learner(world, 0)
+    assert [world.push([(replica, 0, 0, 1)]).left for _ in range(4)] == [0, 0, 1, 1]
+    world.confirm(1, 2, 3)
+    assert world.push([(replica, 0, 0, 1)]).left == 0
+
+
+def test_a_repeat_does_not_wait_for_a_joiner_that_is_learning(world):
+    replica, peer = learner(world, 0), Peer()
+    world.push([(replica, 0, 0, 1)])
+    owed = answers.OwedAnswer()
+    world.ops.follow(replica, owed)
+    owed.answer(world.ops.answers, peer, encode_header(Header(frames.OK, request=9)), None)
+    assert peer.answered == [[9]]
+
+
+@pytest.mark.parametrize("ends", ["confirmed", "refused"])
+def test_an_op_that_a_learning_joiner_refuses_fails_no_answer(world, ends):
+    """Nor does one that is sent again shard by shard, as where the joiner is withdrawn."""
+    peer, released = Peer(), []
+    owed = world.push([(learner(world, 0), 0, 0, 1), (learner(world, 1), 0, 1, 2)], 2, peer=peer, request=8)
+    owed.at_end(lambda: released.append(8))
+    successor = world.ops.successors[1]
+    singles = successor.take(1).split()
+    assert (len(singles), owed.learning, successor.learning_bytes) == (2, 2, 0)
+    successor.replace(dict(enumerate(singles)))
+    assert successor.learning_bytes == 40
+    for single in singles:
+        assert released == []
+        single.confirm() if ends == "confirmed" else single.refuse(MovedError("it is not the primary"))
+    assert (peer.answered, released, owed.error) == ([[8]], [8], None)
+
+
 # ---- what must not pass
 
 WRONG = {
@@ -309,6 +379,15 @@ WRONG = {
     "rows of another shard": ("single._fill(keys, values, row)", "single._fill(keys, values, 0)"),
     "a frame that changes after it was sent": ("if self._written:", "if False:"),
     "a gap where a frame stands for all shards": ("if head.rows > 0 and other.number", "if False and other.number"),
+    "answers wait for a joiner that is learning": ("if learning:\n", "if False:\n"),
+    "a body that a learning joiner needs is given back": (
+        *("self.left == 0 and self.learning == 0 and", "self.left == 0 and"),
+    ),
+    "a backup that feeds a slow joiner holds back nothing": (" and self.backlog <= self.limit", ""),
+    "a frame for shards of both kinds": (" or other.learning != replica.learning", ""),
+    "repeats wait for a joiner that is learning": ("and not tail.learning", ""),
+    "parts of an op are not waited for by its body": ("owed.learning += len(singles) - 1", "pass"),
+    "the ops of a learning joiner hold back its dump": ("elif forward.feed is None:", "if forward.feed is None:"),
 }
 TESTS = [
     test_an_answer_leaves_when_its_op_is_confirmed_and_not_before,
@@ -317,6 +396,11 @@ TESTS = [
     lambda world: test_split_makes_a_frame_for_each_shard(world, 6, 0),
     lambda world: test_neighbours_with_one_successor_travel_in_one_frame(world, 7, 0, 9),
     test_a_frame_that_is_sent_again_is_another_one,
+    test_no_answer_waits_for_a_joiner_that_is_learning,
+    test_a_request_of_several_shards_waits_for_those_that_the_successor_has,
+    lambda world: test_above_the_limit_answers_wait_for_a_joiner_that_is_learning(),
+    test_a_repeat_does_not_wait_for_a_joiner_that_is_learning,
+    lambda world: test_an_op_that_a_learning_joiner_refuses_fails_no_answer(world, "refused"),
 ]
 
 
@@ -325,8 +409,11 @@ TESTS = [
     "name", [next(iter(WRONG)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*WRONG][1:])]
 )
 def test_a_broken_variant_is_caught(monkeypatch, name):
-    (module,) = variants(["forwards"], "forwards.pyx", *WRONG[name])
-    monkeypatch.setitem(globals(), "forwards", module)
+    old, new = WRONG[name]
+    (wrong,) = (module for module in ("answers", "forwards") if old in FILES[f"{module}.pyx"].read_text())
+    modules = ["answers", "forwards"] if wrong == "answers" else ["forwards"]
+    for module, variant in zip(modules, variants(modules, f"{wrong}.pyx", old, new), strict=True):
+        monkeypatch.setitem(globals(), module, variant)
     failed = 0
     for test in TESTS:
         world = World()

@@ -18,7 +18,9 @@ from servers import SECRET, Servers, held, wait_until
 
 import dps
 from dps.engine.coordination.placement import appended, joined, rechained
-from dps.engine.server.replicas import PIECES_UNDER_WAY, ROWS, FeedsOfJoiner, JoinerFeed
+from dps.engine.server import replicas
+from dps.engine.server.pace import MOST_UNDER_WAY
+from dps.engine.server.replicas import ROWS, FeedsOfJoiner, JoinerFeed
 from dps.engine.server.replication import Relay
 from dps.engine.server.requests import ServerRole
 from dps.engine.server.tables import ServerTable
@@ -389,7 +391,7 @@ def test_a_server_joins_while_clients_push(spec):
 
 
 def test_a_server_joins_in_many_pieces_over_a_line_that_breaks(monkeypatch):
-    monkeypatch.setattr("dps.engine.server.replication.DUMP_PIECE_BYTES", 256)
+    monkeypatch.setattr("dps.engine.server.replication.PIECE_BYTES", 256)
     with Servers(2) as servers:
         servers.table(TableSpec("n", dtype="int64", dim=1, shards=1, copies=1), owners=[0])
         with servers.client() as client:
@@ -419,9 +421,9 @@ def test_a_server_joins_in_many_pieces_over_a_line_that_breaks(monkeypatch):
 
 def test_shards_that_join_at_once_take_turns_with_few_pieces_under_way(monkeypatch):
     """Pieces that do not fit the socket wait in memory that is not used again before they were confirmed."""
-    piece, sent, send = 4 << 20, [], JoinerFeed._send
+    piece, sent, send = 2 << 20, [], JoinerFeed._send
     for module in ("replicas", "replication"):
-        monkeypatch.setattr(f"dps.engine.server.{module}.DUMP_PIECE_BYTES", piece)
+        monkeypatch.setattr(f"dps.engine.server.{module}.PIECE_BYTES", piece)
 
     def noted_send(feed, content, *what):
         send(feed, content, *what)
@@ -447,7 +449,7 @@ def test_shards_that_join_at_once_take_turns_with_few_pieces_under_way(monkeypat
         places[:] = [appended(p, servers.epoch + 1) for p in places]
         servers.place()
         assert servers.differences() == []
-    assert max(under_way for _, _, under_way in sent) < (PIECES_UNDER_WAY + 1) * piece
+    assert max(under_way for _, _, under_way in sent) < (MOST_UNDER_WAY + 1) * piece
     assert [shard for content, shard, _ in sent if content == ROWS][:4] == [0, 1, 2, 3]
 
 
@@ -755,7 +757,7 @@ WRONG = [
     (JoinerFeed, "_send", "self.relay.ops.send(", "self.relay.memory.release(memory), self.relay.ops.send(",
      shards_take_turns),
     (FeedsOfJoiner, "go_on", "self.queue.append(feed)", "self.queue.insert(0, feed)", shards_take_turns),
-    (FeedsOfJoiner, "go_on", "PIECES_UNDER_WAY * relay.piece", "10 * relay.piece", shards_take_turns),
+    (replicas, "next_piece", "MOST_UNDER_WAY - 1", "10 * MOST_UNDER_WAY", shards_take_turns),
 ]  # fmt: skip
 
 
@@ -765,7 +767,7 @@ WRONG_CORE = [
     ("if self.left == 0 or self.error is not None:", "if True:", test_who_acknowledges_when),
     ("owed.left += len(singles) - 1", "pass",
      test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again),
-    ("if self.left == 0 and self._at_end is not None:", "if self._at_end is not None:",
+    ("if self.left == 0 and self.learning == 0 and self._at_end", "if self.learning == 0 and self._at_end",
      test_a_refused_part_leaves_the_body_to_the_other_part),
     ("if follower[0] is replica", "", test_a_repeat_waits_for_its_own_shard_only),
     ("not tail.done", "False", lambda: within(repeats_wait)),
@@ -816,7 +818,7 @@ def test_a_wrong_server_is_caught(where, name, old, new, scenario, monkeypatch):
     [WRONG_CORE[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_CORE[1:])],
 )
 def test_a_wrong_core_is_caught(old, new, scenario, monkeypatch):
-    put_variant(monkeypatch, ("service", "forwards"), old, new)
+    put_variant(monkeypatch, ("service", "forwards", "answers"), old, new)
     monkeypatch.setattr("servers.PATIENCE", 1.0)
     with pytest.raises((AssertionError, DPSError, pytest.fail.Exception)):
         scenario()

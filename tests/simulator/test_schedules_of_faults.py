@@ -21,6 +21,7 @@ from verdicts import assert_caught, problems
 from dps.engine.client.session import ClientSession
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.liveness import Liveness
+from dps.engine.server.joiners import Joiners
 from dps.engine.server.replicas import FeedsOfJoiner, JoinerFeed
 from dps.engine.server.replication import Relay
 from dps.engine.server.requests import ServerRole
@@ -511,6 +512,12 @@ WRONG = {
     "a joiner is promoted when it has a piece of its dump": [
         (JoinerFeed, "confirmed", "content == END and self", "self")
     ],
+    "no answer waits for a joiner that has all of its dump": [
+        (JoinerFeed, "send_piece", "self.replica.learning = False", "pass")
+    ],
+    "a joiner's ledger misses the ops behind the last piece of its dump": [
+        (Joiners, "take", "replica.so_far = replica.shard.so_far", "pass")
+    ],
     "a dump goes on over a new connection where the old one broke": [
         (FeedsOfJoiner, "begin_anew", "if not feed.done:", "if False:")
     ],
@@ -533,6 +540,8 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a new chain is not told what is unconfirmed": [497],
     "a joiner is promoted when its dump begins": [0, 4, 6],
     "a joiner is promoted when it has a piece of its dump": [0, 4, 6],
+    "no answer waits for a joiner that has all of its dump": [1153],
+    "a joiner's ledger misses the ops behind the last piece of its dump": [26],
     "a dump goes on over a new connection where the old one broke": [0, 4, 6],
     "a controller that was stopped gives up all servers": [62, 409],
     "the lease is not waited for": [141],
@@ -594,7 +603,7 @@ WRONG_STEP = {  # of the compiled step, and where to look first
 )
 def test_what_is_wrong_in_the_compiled_step_is_caught(monkeypatch, name):
     old, new, seeds = WRONG_STEP[name]
-    put_variant(monkeypatch, ("service", "request", "forwards"), old, new)
+    put_variant(monkeypatch, ("service", "request", "forwards", "answers"), old, new)
     assert_caught(monkeypatch, [], check_schedule, [*seeds, *range(1500)])
 
 

@@ -52,7 +52,7 @@ class Server:
         seconds = config.polling("server-polling")
         polling = Polling(seconds) if seconds else None
         self.endpoint = Endpoint(name, host, {}, None, listening_tls(worker), linking_tls(worker), polling)
-        meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling)
+        meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling, time.thread_time)
         runner = FunctionRunner(self.endpoint, f"dps-functions-{session}-{number}")
         beside = BesideThread(self.endpoint, f"dps-beside-{session}-{number}")
         self.role = ServerRole(

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dps.engine.core.requests.forwards import Forwards, OwedAnswer
+from dps.engine.core.requests.answers import OwedAnswer
+from dps.engine.core.requests.forwards import Forwards
 from dps.engine.server.replicas import Replica, ReplicaPart
 from dps.engine.server.tables import (
     ServerTable,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from dps.engine.core.requests.forwards import OwedAnswer
+from dps.engine.core.requests.answers import OwedAnswer
 from dps.engine.server.changes import Changes
 from dps.engine.server.functions import FunctionCalls, Hold, Target
 from dps.engine.server.large_ops import LargeOps

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dps.engine.core.requests.forwards import OwedAnswer
+from dps.engine.core.requests.answers import OwedAnswer
 from dps.engine.server.changes import Changes
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
 from dps.engine.server.replicas import Replica

@@ -45,7 +45,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from dps import config
-from dps.engine.core.requests.forwards import Forwards, OwedAnswer
+from dps.engine.core.requests.answers import OwedAnswer
+from dps.engine.core.requests.forwards import Forwards
 from dps.engine.functions.definition import Part, opened
 from dps.engine.functions.rows import Effect, base_over
 from dps.engine.server.beside_thread import Outcome

@@ -1,10 +1,11 @@
 """A server's replicas of shards, and the feeds that bring new replicas up to date.
 
-A *feed* sends a shard to a joiner, as a dump that travels piece by piece between the ops of the same connection.
-Several shards may be on their way to one joiner. Their feeds take turns, and few pieces are under way at a time: a push
-that goes to the joiner too waits behind them. While there are such pushes, one piece at a time is under way. It leaves
-when the joiner has confirmed all of them, or, where they leave no gap, after a rest. A piece is a copy, because the
-rows go on changing; the memory of a piece that was confirmed is used for a later one.
+A *feed* sends a shard to a joiner, as a dump that travels piece by piece between the ops of the same connection. Until
+the end of the dump leaves, the joiner is *learning*: no answer waits until it has confirmed an op. From then on answers
+wait for it, because it may be put into the chain as soon as it has the end.
+
+Several shards may be on their way to one joiner. Their feeds take turns, at the pace of `pace.py`. A piece is a copy,
+because the rows go on changing; the memory of a piece that was confirmed is used for a later one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from dps.engine.core.requests.forwards import Forward, Forwards, Successor
 from dps.engine.core.shards.states import ReplicaState
 from dps.engine.server.beside_thread import WORK_SECONDS, Carrier, Outcome
+from dps.engine.server.pace import END_SECONDS, MOST_UNDER_WAY, PIECE_BYTES, DumpPace, Traffic, may_end, next_piece
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.shard import KeyedShard, make_shard
 from dps.engine.state.spill import attach_file
@@ -30,8 +32,7 @@ from dps.engine.wire.messages import CaughtUp
 from dps.engine.wire.protocols import RoleEndpoint
 
 __all__ = [
-    "DUMP_PIECE_BYTES",
-    "PIECES_UNDER_WAY",
+    "BEGIN",
     "ROWS",
     "FeedsOfJoiner",
     "JoinerFeed",
@@ -94,11 +95,6 @@ def new_replicas(spec: TableSpec, shards: Iterable[int], directory: str | None =
 
 # ---- Feeds of joiners
 
-DUMP_PIECE_BYTES = 1 << 18  # of rows in one frame of a dump
-PIECES_UNDER_WAY = 2  # to one joiner, so that it need not wait for the next one
-AMONG_OPS_SECONDS = 0.05  # since the last op to the joiner: so long one piece at a time is under way,
-BETWEEN_OPS_PART = 2  # smaller by this factor, because the next op is expected
-REST_SECONDS = 0.003  # from a piece to the next one where ops leave no gap, so that the dump goes on all the same
 AHEAD_SECONDS = 0.01  # that a dump may be ahead of `dps.limits.move`, because timers are not exact
 BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame
 
@@ -124,7 +120,7 @@ class PieceMemory:
         return memory, copies
 
     def release(self, memory: np.ndarray) -> None:
-        if len(memory) <= 2 * DUMP_PIECE_BYTES and len(self._spare) < PIECES_UNDER_WAY:
+        if len(memory) <= 2 * PIECE_BYTES and len(self._spare) <= MOST_UNDER_WAY:
             self._spare.append(memory)
 
 
@@ -135,6 +131,7 @@ class FeedingRelay(Protocol):
     ops: Forwards
     carrier: Carrier
     memory: PieceMemory
+    pace: DumpPace
     rate: float  # bytes a second that dumps may have: `dps.limits.move`
     piece: int  # bytes of rows in a frame
 
@@ -155,6 +152,7 @@ class JoinerFeed:
         self.sent_bytes = 0
         self.under_way = 0  # bytes that the joiner has not confirmed
         self.due = -math.inf  # when the next piece may leave, as `dps.limits.move` allows
+        self.sent_at = -math.inf  # when the last one left
         self._dump: Dump | None = None  # None: all of it was sent
         self._listing: Dump | None = None  # of which keys are being listed
 
@@ -163,6 +161,7 @@ class JoinerFeed:
         self.done = False
         self.sent_bytes = self.under_way = 0
         self.close()
+        self.replica.learning = True
         self._dump = Dump(self.replica.shard)
         self._send(BEGIN, *self._dump.head())
         self._list_keys()
@@ -178,12 +177,20 @@ class JoinerFeed:
         """Whether there are pieces to send, whose keys are listed."""
         return self._dump is not None and self._dump is not self._listing
 
+    def may_leave(self, now: float, learning_bytes: int) -> float:
+        """When the next piece may leave."""
+        assert self._dump is not None
+        if self._dump.is_given and not may_end(learning_bytes, now - self.sent_at):
+            return max(self.due, self.sent_at + END_SECONDS)
+        return self.due
+
     def send_piece(self, max_bytes: int) -> None:
         """Send the next piece, of about `max_bytes`; after the last one, the end."""
         assert self._dump is not None
         piece = self._dump.piece(max_bytes)
         if piece is None:
             self._dump = None
+            self.replica.learning = False
             self._send(END, {}, [])
         else:
             self._send(ROWS, *piece)
@@ -236,7 +243,8 @@ class JoinerFeed:
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
         self.sent_bytes += nbytes
         self.under_way += nbytes
-        self.due = max(self.due, self.relay.endpoint.now()) + nbytes / self.relay.rate
+        self.sent_at = self.relay.endpoint.now()
+        self.due = max(self.due, self.sent_at) + nbytes / self.relay.rate
         piece = DumpPiece(self.replica.spec.id, self.relay.ops.epoch, self.replica.number, content, text_bytes)
         head = encode_header(piece.header()._replace(body=nbytes))
         self.relay.ops.send(self.to, Forward.of_piece(self, (memory, content), head, tuple(pieces), nbytes))
@@ -247,7 +255,8 @@ class FeedsOfJoiner:
 
     def __init__(self, joiner: Successor) -> None:
         self._joiner = joiner
-        self._confirmed_at = -math.inf  # when the joiner last confirmed a piece
+        self._confirmed_at = -math.inf  # when the joiner last confirmed a piece,
+        self._took = 0.0  # which took so many seconds
         self.queue: list[JoinerFeed] = []  # the one first whose turn it is
         self._wakes_at = math.inf  # when a timer goes on
 
@@ -268,30 +277,33 @@ class FeedsOfJoiner:
         assert forward.feed is not None
         forward.feed.confirmed(forward)
         self._confirmed_at = relay.endpoint.now()
+        self._took = self._confirmed_at - forward.first_sent
         self.go_on(relay)
 
     def op_confirmed(self, relay: FeedingRelay) -> None:
-        """The joiner has an op. If it was the last one, go on as soon as its sender has been told."""
+        """The joiner has an op. If no answer waits for another, go on as soon as the sender of this one is told."""
         if not self._joiner.awaits_op:
             relay.endpoint.later(0, self.go_on, relay)
 
     def go_on(self, relay: FeedingRelay) -> None:
-        """Send pieces, the feeds in turn, while few are under way, and ops and `dps.limits.move` allow it."""
-        now, awaits_op = relay.endpoint.now(), self._joiner.awaits_op
-        among_ops = awaits_op or now - self._joiner.op_sent_at < AMONG_OPS_SECONDS
-        most = 1 if among_ops else PIECES_UNDER_WAY * relay.piece
-        rested_at = self._confirmed_at + REST_SECONDS if awaits_op else now
-        while sum(feed.under_way for feed in self.queue) < most:
-            waiting = [feed for feed in self.queue if feed.has_more]
-            if not waiting:
+        """Send pieces, the feeds in turn, at the server's pace, and as `dps.limits.move` allows."""
+        joiner, clock = self._joiner, relay.endpoint.now
+        while waiting := [feed for feed in self.queue if feed.has_more]:
+            now, under_way = clock(), sum(feed.under_way for feed in self.queue) / relay.piece
+            tail = joiner.awaits_op, joiner.op_sent_at, joiner.learning_bytes
+            when = next_piece(Traffic(*tail, under_way, self._confirmed_at, self._took), now)
+            if when == math.inf:  # until a piece is confirmed
                 return
-            feed = next((feed for feed in waiting if feed.due <= now + AHEAD_SECONDS), None)
-            if feed is None or rested_at > now:
-                self._wake(relay, max(rested_at, min(feed.due for feed in waiting)))
+            dues = [feed.may_leave(now, joiner.learning_bytes) for feed in waiting]
+            feed = next((feed for feed, due in zip(waiting, dues, strict=True) if due <= now + AHEAD_SECONDS), None)
+            when = max(when, relay.pace.rested_at(now))
+            if feed is None or when > now:
+                self._wake(relay, max(when, min(dues)))
                 return
             self.queue.remove(feed)
             self.queue.append(feed)
-            feed.send_piece(relay.piece // BETWEEN_OPS_PART if among_ops and not awaits_op else relay.piece)
+            with relay.pace.work(clock):
+                feed.send_piece(relay.piece)
 
     def _wake(self, relay: FeedingRelay, when: float) -> None:
         """Go on at that time, unless a timer does so earlier."""

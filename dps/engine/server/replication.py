@@ -25,8 +25,9 @@ What can happen between any two lines, and what then:
   which decides.
 
 A *feed* (`replicas.py`) brings a joiner up to date: the dump's pieces travel on the same connection as the ops, so both
-arrive in the order in which they happened here. An op counts as confirmed only when the joiner has it too: the joiner
-is the end of the chain in all respects but one, which is that the controller would not make it the primary yet.
+arrive in the order in which they happened here. No answer waits for a joiner that is learning: the chain has the op
+without it. From the end of the dump on an op counts as confirmed only when the joiner has it too. The joiner is then
+the end of the chain in all respects but one, which is that the controller would not make it the primary yet.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ import numpy as np
 from dps import config
 from dps.engine.core.requests.forwards import Forward, Forwards, Successor
 from dps.engine.server.beside_thread import Carrier
-from dps.engine.server.replicas import DUMP_PIECE_BYTES, FeedsOfJoiner, JoinerFeed, PieceMemory, Replica
+from dps.engine.server.pace import PIECE_BYTES, DumpPace
+from dps.engine.server.replicas import FeedsOfJoiner, JoinerFeed, PieceMemory, Replica
 from dps.engine.telemetry.snapshot import ShardMove
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
@@ -69,6 +71,8 @@ class Relay:
         Sends a frame of the given kind, with a message of `wire/messages.py`, to the controller.
     carrier : Carrier
         Lists the keys of large shards beside the endpoint's loop.
+    pace : DumpPace
+        The share of the server's time that feeds may have.
     """
 
     def __init__(
@@ -78,14 +82,15 @@ class Relay:
         secret: str,
         report: Callable[[int, msgspec.Struct], None],
         carrier: Carrier,
+        pace: DumpPace,
     ):
         self.endpoint, self.report, self.carrier = endpoint, report, carrier
         self.ops = Forwards(endpoint.now, FeedsOfJoiner, self._connect, config.nbytes("unconfirmed"))
         self.addresses: dict[int, tuple[str, int]] = {}
         self.has_successors = False  # a replica has a successor
         self.rate: float = config.nbytes("move")
-        self.piece = DUMP_PIECE_BYTES
-        self.memory = PieceMemory()
+        self.piece = PIECE_BYTES
+        self.memory, self.pace = PieceMemory(), pace
         self._silence_seconds = config.seconds("silence")
         self._session, self._secret = session, secret
         self._replicas: dict[Replica, None] = {}  # those with a successor, in the order in which they got it
@@ -138,6 +143,7 @@ class Relay:
 
     def _end_feed(self, replica: Replica) -> None:
         feed, replica.feed = replica.feed, None
+        replica.learning = False
         if feed is not None:
             feed.close()
         if feed is not None and feed.to in self.ops.successors:
@@ -187,7 +193,7 @@ class Relay:
                     kept[again] = single
                     self.ops.backlog += single.nbytes
                     rewritten.append(again)
-        successor.unconfirmed = kept
+        successor.replace(kept)
         for number in rewritten:
             self.ops.write(successor, number)
         return taken
@@ -211,7 +217,7 @@ class Relay:
         successor = link.party
         waiting = [forward for forward in successor.unconfirmed.values() if forward.feed is None]
         self.ops.backlog -= sum(forward.nbytes for forward in successor.unconfirmed.values())
-        successor.unconfirmed = {}
+        successor.replace({})
         successor.feeds.begin_anew()
         for forward in waiting:
             self.ops.send(successor.number, forward)
@@ -255,7 +261,7 @@ class Relay:
                 return
             for replica in forward.replicas:
                 replica.deposed = True
-        del successor.unconfirmed[header.request]
+        successor.take(header.request)
         self.ops.backlog -= forward.nbytes
         if header.kind == frames.ERROR:
             self._refuse(forward)
@@ -275,12 +281,13 @@ class Relay:
     def _retry_singly(self, successor: Successor, number: int) -> None:
         """A successor has refused a frame, perhaps because of one of its shards only: send each shard's op again in a
         frame of its own, and everything that came after it, too."""
-        unconfirmed, successor.unconfirmed = successor.unconfirmed, {}
-        for n, forward in unconfirmed.items():
+        before, again = successor.unconfirmed, {}
+        for n, forward in before.items():
             for single in forward.split() if n == number else [forward]:
-                successor.unconfirmed[successor.next_request()] = single
-        self.ops.backlog += sum(single.nbytes for single in successor.unconfirmed.values())
-        self.ops.backlog -= sum(single.nbytes for single in unconfirmed.values())
+                again[successor.next_request()] = single
+        successor.replace(again)
+        self.ops.backlog += sum(single.nbytes for single in again.values())
+        self.ops.backlog -= sum(single.nbytes for single in before.values())
         link, successor.link = successor.link, None
         assert link is not None  # it has brought the answer
         link.close()

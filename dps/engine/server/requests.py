@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from dps.engine.core.requests.forwards import OwedAnswer
+from dps.engine.core.requests.answers import OwedAnswer
 from dps.engine.core.requests.service import Service
 from dps.engine.core.shards.rows import all_finite
 from dps.engine.server.beside_thread import Carrier
@@ -33,7 +33,9 @@ from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
+from dps.engine.server.joiners import Joiners
 from dps.engine.server.large_ops import LargeOps
+from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
@@ -42,14 +44,13 @@ from dps.engine.state.op_views import CloseOp
 from dps.engine.state.ops import OLDER, Op, TableSpec
 from dps.engine.state.scan import scan
 from dps.engine.state.shard import KeyedShard
-from dps.engine.state.transfer import Joining
 from dps.engine.telemetry.reports import ServerReport
 from dps.engine.telemetry.server_meter import ServerMeter, TableMeter
 from dps.engine.telemetry.snapshot import ServerAnswer
 from dps.engine.wire import frames
-from dps.engine.wire.frames import BORN, Header, encode_header, unpack_arrays
+from dps.engine.wire.frames import BORN, Header, encode_header
 from dps.engine.wire.handshake import of_servers
-from dps.engine.wire.headers import DumpPiece, Scan
+from dps.engine.wire.headers import Scan
 from dps.engine.wire.messages import Placement, ShardPlace, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.engine.wire.rights import TO_SERVER, guarded
@@ -126,7 +127,9 @@ class ServerRole:
         peers = of_servers(session)
         self.meters = meters or ServerMeter(endpoint.now)
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
-        self.relay = Relay(endpoint, peers, secret, self.heartbeat.report, beside)
+        pace = DumpPace(lambda: self.requests, self.meters.worked)
+        self.relay = Relay(endpoint, peers, secret, self.heartbeat.report, beside, pace)
+        self.joiners = Joiners(endpoint, number, directory, pace)
         self.ops = self.relay.ops
         self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
@@ -559,23 +562,4 @@ class ServerRole:
             raise FencedError(f"{shard} takes no ops of epoch {header.epoch} any more")
 
     def _take_dump(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        """A piece of a dump of a shard that this server is to hold: its beginning, rows, or its end."""
-        table, piece = self._table(header), DumpPiece.of(header)
-        meta, arrays = unpack_arrays(piece.text_bytes, body)
-        replica = table.replicas.get(piece.shard)
-        if piece.content == 0:
-            if piece.epoch <= table.elsewhere.get(piece.shard, -1):  # it is late: the server is not to join any more
-                raise FencedError(f"server {self.number} no longer takes shard {piece.shard} of epoch {piece.epoch}")
-            if replica is not None and (not replica.joining or piece.epoch < replica.fence):
-                raise DPSError(f"server {self.number} does not begin shard {piece.shard} anew at {piece.epoch}")
-            joining = Joining(table.spec, piece.shard, self.directory)
-            joining.begin(meta, [array.copy() for array in arrays])
-            replica = table.replicas[piece.shard] = Replica(table.spec, piece.shard, joining)
-            replica.joining, replica.fence = True, piece.epoch
-        elif replica is None or not replica.joining or piece.epoch < replica.fence:
-            raise DPSError(f"server {self.number} does not wait for shard {piece.shard} of {table.spec.name!r}")
-        elif piece.content == 1:
-            replica.shard.add(meta, arrays)
-        else:
-            replica.shard, replica.joining = replica.shard.finish(), False
-        connection.reply(Header(frames.OK, request=header.request))
+        self.joiners.take(self._table(header), connection, header, body)

@@ -115,6 +115,8 @@ class ServerMeter(ServerCounters):
         Returns the load of the machine, or None.
     polling : Polling, optional
         Of the serving thread. What it has taken is neither work nor a lack of processors.
+    worked : callable, optional
+        Returns the processor seconds of the calling thread. By default, all time counts as work.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ class ServerMeter(ServerCounters):
         starved: Callable[[], float] = lambda: 0.0,
         load: Callable[[], HostLoad | None] = lambda: None,
         polling: Polling | None = None,
+        worked: Callable[[], float] | None = None,
     ):
+        self.worked = worked or clock
         self.starved, self.load = starved, load
         self.clock, self.usage = clock, usage
         self._polling = polling or Polling(0)

@@ -2,6 +2,7 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 
+from dps.engine.core.requests.answers cimport Answers, OwedAnswer
 from dps.engine.core.requests.frame cimport dps_header
 
 
@@ -10,27 +11,6 @@ cdef struct Span:  # of an op: what falls to one shard
     int64_t version  # of the shard, with the op
     int64_t start  # the first row, if rows are numbered
     int64_t a, b  # its rows of the request
-
-
-@cython.final
-cdef class Answers:
-    cdef dict _waiting
-    cdef bint _collects
-    cdef int put(self, object peer, bytes answer) except -1
-    cdef int collect(self) except -1
-    cdef int deliver(self) except -1
-
-
-@cython.final
-cdef class OwedAnswer:
-    cdef public int64_t left
-    cdef public object error
-    cdef object _then, _at_end
-    cdef Answers _answers
-    cdef object _peer, _refuse  # an answer that waits, in place of a function
-    cdef bytes _answer
-    cdef int _leave(self) except -1
-    cdef int _ended(self) except -1
 
 
 @cython.final
@@ -45,7 +25,7 @@ cdef class Forward:
     cdef cnp.ndarray _keys, _values  # of the request, if the forward is large
     cdef bint _written
     cdef readonly list replicas
-    cdef readonly bint done
+    cdef readonly bint done, learning
     cdef readonly int64_t nbytes
     cdef readonly object feed, piece
     cdef public list owed_answers, followers
@@ -53,18 +33,23 @@ cdef class Forward:
     cdef int _fill(self, const char *keys, const char *values, int64_t row) except -1
     cdef int _locate(self, const char **keys, const char **values) except -1
     cdef int address(self, int64_t request, int64_t epoch) except -1
+    cdef int _end_learning(self) except -1
 
 
 @cython.final
 cdef class Successor:
     cdef readonly int64_t number
     cdef public object link, feeds
-    cdef public dict unconfirmed
+    cdef readonly dict unconfirmed
+    cdef readonly int64_t awaited, learning_bytes
     cdef public double progressed_at, op_sent_at
     cdef int64_t _last_request
     cdef list _outgoing
     cdef bint _whole  # all that is outgoing are whole frames
     cpdef int64_t next_request(self)
+    cdef int add(self, int64_t request, Forward forward) except -1
+    cpdef Forward take(self, int64_t request)
+    cdef int _count(self, Forward forward, int sign) except -1
 
 
 @cython.final

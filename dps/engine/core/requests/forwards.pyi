@@ -3,25 +3,13 @@ from typing import Any
 
 import numpy as np
 
+from dps.engine.core.requests.answers import Answers, OwedAnswer
 from dps.errors import DPSError
-
-class Answers:
-    def __init__(self) -> None: ...
-
-class OwedAnswer:
-    left: int
-    error: DPSError | None
-    def then(self, function: Callable[[], object]) -> None: ...
-    def answer(
-        self, answers: Answers, peer: Any, answer: bytes, refuse: Callable[[Any, int, DPSError], object] | None
-    ) -> None: ...
-    def at_end(self, function: Callable[[], object]) -> None: ...
-    def confirm(self) -> None: ...
-    def refuse(self, error: DPSError) -> None: ...
 
 class Forward:
     replicas: list[Any]
     done: bool
+    learning: bool
     nbytes: int
     feed: Any
     piece: Any
@@ -41,12 +29,16 @@ class Successor:
     link: Any
     feeds: Any
     unconfirmed: dict[int, Forward]
+    awaited: int
+    learning_bytes: int
     progressed_at: float
     op_sent_at: float
     def __init__(self, number: int) -> None: ...
     @property
     def awaits_op(self) -> bool: ...
     def next_request(self) -> int: ...
+    def replace(self, unconfirmed: dict[int, Forward]) -> None: ...
+    def take(self, request: int) -> Forward: ...
 
 class Forwards:
     epoch: int

@@ -1,4 +1,4 @@
-"""Ops on their way to the next server of each shard's chain, and the answers that wait until they are confirmed.
+"""Ops on their way to the next server of each shard's chain. `answers.pyx` has the answers that wait for them.
 
 `server/replication.py` says what is promised, and decides what happens where a chain changes. Both ways of a request,
 the compiled step of `service.pyx` and the general one, pass their ops on here. A forward is a frame that is made once:
@@ -16,6 +16,7 @@ cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 
 from dps.engine.core.arrays cimport int64s, uint8s
+from dps.engine.core.requests.answers cimport Answers, OwedAnswer
 from dps.engine.core.requests.frame cimport CONTROL, HEADER, MAGIC, OK, RANGE, REPLICATE, dps_header
 from dps.engine.core.shards.states cimport ReplicaState
 
@@ -23,113 +24,6 @@ cnp.import_array()
 
 cdef enum:
     COPIED = 1 << 17  # bytes of a frame that holds a copy of its rows
-
-
-@cython.final
-cdef class Answers:
-    """Answers that are due: each leaves at once, or, within a step, together with others to the same peer."""
-
-    def __cinit__(self):
-        self._waiting, self._collects = {}, False
-
-    cdef int put(self, object peer, bytes answer) except -1:
-        cdef list answers
-        if not self._collects:
-            peer.deliver(answer)
-            return 0
-        found = self._waiting.get(peer)
-        if found is None:
-            self._waiting[peer] = answer
-        elif isinstance(found, bytes):
-            self._waiting[peer] = [found, answer]
-        else:
-            answers = <list> found
-            answers.append(answer)
-        return 0
-
-    cdef int collect(self) except -1:
-        """Let answers wait until `deliver`."""
-        self._collects = True
-        return 0
-
-    cdef int deliver(self) except -1:
-        cdef dict waiting
-        self._collects = False
-        if self._waiting:
-            waiting, self._waiting = self._waiting, {}
-            for peer, answers in waiting.items():
-                peer.deliver(answers if isinstance(answers, bytes) else b"".join(answers))
-        return 0
-
-
-@cython.final
-cdef class OwedAnswer:
-    """An answer that a client is owed, once every forward of its request is confirmed, or one is refused.
-
-    A refusal does not end the other forwards of the request. They may be sent again, to another successor or over
-    another connection, so the request's body is needed until each of them has ended.
-
-    Attributes
-    ----------
-    left : int
-        Forwards that are neither confirmed nor refused.
-    error : DPSError or None
-        The first refusal.
-    """
-
-    def then(self, function) -> None:
-        """Call `function` when all forwards are confirmed or one is refused; now, where that is so already."""
-        self._then = function
-        if self.left == 0 or self.error is not None:
-            self._leave()
-
-    def answer(self, Answers answers not None, peer, bytes answer not None, refuse) -> None:
-        """Send a whole frame to `peer` when all forwards are confirmed; now, where that is so already.
-
-        Where one is refused, `refuse` is called instead, if it is not None: with the peer, the number of its request,
-        and the error.
-        """
-        self._answers, self._peer, self._answer, self._refuse = answers, peer, answer, refuse
-        if self.left == 0 or self.error is not None:
-            self._leave()
-
-    def at_end(self, function) -> None:
-        """Call `function` when no forward is under way any more, before the function of `then`; now, where none is."""
-        if self.left == 0:
-            function()
-        else:
-            self._at_end = function
-
-    cdef int _leave(self) except -1:
-        """The answer is due."""
-        then, self._then = self._then, None
-        peer, self._peer = self._peer, None
-        if then is not None:
-            then()
-        elif peer is not None and self.error is None:
-            self._answers.put(peer, self._answer)
-        elif peer is not None and self._refuse is not None:
-            self._refuse(peer, (<const dps_header *> PyBytes_AS_STRING(self._answer)).request, self.error)
-        return 0
-
-    def confirm(self) -> None:
-        """A forward is confirmed."""
-        self._ended()
-
-    def refuse(self, error) -> None:
-        """A forward is refused; the answer is `error`."""
-        if self.error is None:
-            self.error = error
-        self._ended()
-
-    cdef int _ended(self) except -1:
-        self.left -= 1
-        if self.left == 0 and self._at_end is not None:
-            at_end, self._at_end = self._at_end, None
-            at_end()
-        if self.left == 0 or self.error is not None:
-            self._leave()
-        return 0
 
 
 cdef int64_t bytes_of(tuple buffers) except -1:
@@ -162,6 +56,9 @@ cdef class Forward:
         On which the op was applied; of a piece none.
     feed, piece : object
         Of a piece of a dump: its feed, and what the piece is.
+    learning : bool
+        It goes to a joiner that had not got the whole dump when the op was passed on. The chain has the op without this
+        joiner, so no answer waits for it.
     owed_answers, followers : list
         The answers that wait for all shards; and those of repeats, each with the replica for whose part it waits.
     done : bool
@@ -208,6 +105,7 @@ cdef class Forward:
             single, row = new_forward(&self._head, span, 1, self._row_bytes, list(self.owed_answers)), span.a
             row -= self._spans[0].a
             single._keys, single._values, single._more = self._keys, self._values, self._more
+            single.learning = self.learning
             single.nbytes += bytes_of(self._more)
             single._fill(keys, values, row)
             replica, single.first_sent = <ReplicaState> span.replica, self.first_sent
@@ -216,13 +114,19 @@ cdef class Forward:
                 replica.tail = single
             singles.append(single)
         for owed in self.owed_answers:
-            owed.left += len(singles) - 1
+            if self.learning:
+                owed.learning += len(singles) - 1
+            else:
+                owed.left += len(singles) - 1
         return singles
 
     def confirm(self) -> None:
         """The successor has the op."""
         cdef OwedAnswer owed
         self.done = True
+        if self.learning:
+            self._end_learning()
+            return
         for owed in self.owed_answers:
             owed._ended()
         if self.followers:
@@ -232,8 +136,17 @@ cdef class Forward:
     def refuse(self, error) -> None:
         """The op went to a shard that another server has taken over."""
         self.done = True
+        if self.learning:
+            self._end_learning()
+            return
         for owed in [*self.owed_answers, *(owed for _, owed in self.followers)]:
             owed.refuse(error)
+
+    cdef int _end_learning(self) except -1:
+        cdef OwedAnswer owed
+        for owed in self.owed_answers:
+            owed._learned()
+        return 0
 
     def buffers(self) -> list:
         """The frame, as the buffers of which it consists."""
@@ -325,10 +238,14 @@ cdef class Successor:
         Of the shards that it joins.
     unconfirmed : dict
         From the number of a request to its forward, in order.
+    awaited : int
+        The unconfirmed ops for which an answer waits.
+    learning_bytes : int
+        Bytes of the unconfirmed ops for which none does, because this server is still learning their shards.
     progressed_at : float
         When it last confirmed a forward, or was sent the first unconfirmed one.
     op_sent_at : float
-        When it was last sent an op.
+        When it was last sent an op for which an answer waits.
     """
 
     def __init__(self, int64_t number):
@@ -338,13 +255,37 @@ cdef class Successor:
 
     @property
     def awaits_op(self) -> bool:
-        """Whether there is an op that it has not confirmed."""
-        return any([forward.feed is None for forward in self.unconfirmed.values()])
+        """Whether an answer waits for an op that it has not confirmed."""
+        return self.awaited > 0
 
     cpdef int64_t next_request(self):
         """A number for the next frame."""
         self._last_request = self._last_request % 0xFFFFFFFF + 1
         return self._last_request
+
+    def replace(self, dict unconfirmed not None) -> None:
+        """Have these forwards unconfirmed, in place of all others."""
+        self.unconfirmed, self.awaited, self.learning_bytes = unconfirmed, 0, 0
+        for forward in unconfirmed.values():
+            self._count(forward, 1)
+
+    cdef int add(self, int64_t request, Forward forward) except -1:
+        """One more forward is unconfirmed."""
+        self.unconfirmed[request] = forward
+        return self._count(forward, 1)
+
+    cpdef Forward take(self, int64_t request):
+        """Take an unconfirmed forward off the list."""
+        cdef Forward forward = self.unconfirmed.pop(request)
+        self._count(forward, -1)
+        return forward
+
+    cdef int _count(self, Forward forward, int sign) except -1:
+        if forward.learning:
+            self.learning_bytes += sign * forward.nbytes
+        elif forward.feed is None:
+            self.awaited += sign
+        return 0
 
 
 @cython.final
@@ -453,11 +394,14 @@ cdef class Forwards:
         cdef ReplicaState replica, other
         cdef int64_t end
         cdef int i = 0, j
+        cdef bint learning
         while i < count:
             replica, end, j = <ReplicaState> spans[i].replica, spans[i].b, i + 1
+            # A backup cannot make clients wait. Where too much is unconfirmed, its predecessor waits for the joiner.
+            learning = replica.learning and self.backlog <= self.limit
             while j < count and spans[j].a == end:
                 other = <ReplicaState> spans[j].replica
-                if other.successor != replica.successor:
+                if other.successor != replica.successor or other.learning != replica.learning:
                     break
                 # A frame with `rows` stands for all shards from its first to its last.
                 if head.rows > 0 and other.number != (<ReplicaState> spans[j - 1].replica).number + 1:
@@ -465,8 +409,12 @@ cdef class Forwards:
                 end = spans[j].b
                 j += 1
             if replica.successor is not None:
-                owed.left += 1
+                if learning:
+                    owed.learning += 1
+                else:
+                    owed.left += 1
                 forward = new_forward(head, &spans[i], j - i, row_bytes, [owed])
+                forward.learning = learning
                 forward._keys, forward._values, forward._more = of_keys, of_values, more
                 forward.nbytes += bytes_of(more)
                 forward._fill(keys, values, spans[i].a)
@@ -475,9 +423,12 @@ cdef class Forwards:
         return 0
 
     def follow(self, ReplicaState replica not None, OwedAnswer owed not None) -> None:
-        """Make a repeat wait for all that was passed on before, because its first attempt is part of that."""
+        """Make a repeat wait for all that was passed on before, because its first attempt is part of that.
+
+        It waits for no joiner that is learning, as its first attempt did not.
+        """
         cdef Forward tail = replica.tail
-        if tail is not None and not tail.done:
+        if tail is not None and not tail.done and not tail.learning:
             owed.left += 1
             tail.followers.append((replica, owed))
 
@@ -492,11 +443,11 @@ cdef class Forwards:
         if not successor.unconfirmed:
             successor.progressed_at = now
         forward.first_sent = min(forward.first_sent, now)
-        if forward.feed is None:
+        if forward.feed is None and not forward.learning:
             successor.op_sent_at = now
         self.backlog += forward.nbytes
         request = successor.next_request()
-        successor.unconfirmed[request] = forward
+        successor.add(request, forward)
         self.write(successor, request)
         if successor.link is None:
             self._connect(successor)
@@ -534,16 +485,17 @@ cdef class Forwards:
         return 0
 
     cdef int release(self) except -1:
-        """Send the frames and answers that have waited."""
+        """Send the answers and frames that have waited. Answers come first, because they wait for none of the frames,
+        and their clients go on while the frames leave."""
         cdef list waiting
         self._collects = False
         try:
+            self.answers.deliver()
+        finally:
             if self._waiting:
                 waiting, self._waiting = self._waiting, []
                 for successor in waiting:
                     self._flush(successor)
-        finally:
-            self.answers.deliver()
         return 0
 
     def confirm(self, Successor successor not None, cnp.ndarray inbox not None, int64_t start, int64_t end) -> int:
@@ -568,7 +520,7 @@ cdef class Forwards:
                 forward = successor.unconfirmed.get(request)
                 if forward is None or forward.feed is not None:
                     break
-                del successor.unconfirmed[request]
+                successor.take(request)
                 self.backlog -= forward.nbytes
                 done += HEADER
                 forward.confirm()

@@ -42,7 +42,8 @@ cdef class SumsState:
 
 cdef class ReplicaState:
     cdef public object shard, successor, tail, feed, hold
-    cdef public bint primary, joining, stepping_down, deposed
+    cdef public ShardState so_far
+    cdef public bint primary, joining, stepping_down, deposed, learning
     cdef public int64_t number, fence
     cdef bint takes_requests(self)
 

@@ -63,6 +63,7 @@ class SumsState:
 class ReplicaState:
     number: int
     shard: Any
+    so_far: Any
     successor: int | None
     tail: Any
     feed: Any
@@ -71,6 +72,7 @@ class ReplicaState:
     joining: bool
     stepping_down: bool
     deposed: bool
+    learning: bool
     fence: int
     @property
     def serves(self) -> bool: ...

@@ -137,6 +137,8 @@ cdef class ReplicaState:
         Of the shard.
     shard : object
         Its rows: a ShardState, unless a dump is still bringing them.
+    so_far : ShardState or None
+        While a dump is bringing them: those that are here.
     successor : int or None
         Number of the next server in the chain.
     tail : Forward or None
@@ -148,6 +150,8 @@ cdef class ReplicaState:
     primary, joining, stepping_down, deposed : bool
         It is the first of the chain; a dump is still bringing its rows; it takes no more requests, so that another
         replica may become the primary; another replica has become the primary.
+    learning : bool
+        Its successor is a joiner that has not been sent the end of the dump, so no answer waits for that server.
     fence : int
         It refuses ops of earlier epochs, because their sender was replaced.
     """

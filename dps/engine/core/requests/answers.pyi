@@ -1,0 +1,19 @@
+from collections.abc import Callable
+from typing import Any
+
+from dps.errors import DPSError
+
+class Answers:
+    def __init__(self) -> None: ...
+
+class OwedAnswer:
+    left: int
+    learning: int
+    error: DPSError | None
+    def then(self, function: Callable[[], object]) -> None: ...
+    def answer(
+        self, answers: Answers, peer: Any, answer: bytes, refuse: Callable[[Any, int, DPSError], object] | None
+    ) -> None: ...
+    def at_end(self, function: Callable[[], object]) -> None: ...
+    def confirm(self) -> None: ...
+    def refuse(self, error: DPSError) -> None: ...
