@@ -14,7 +14,7 @@ from dps.engine.core.shards.states cimport ReplicaState, ShardState, SumsState, 
 
 cdef enum:
     DECLINED = -1
-    MAX_COPIED = (1 << 17) - 64  # bytes of a forwarded body: the general way lends the memory of larger ones
+    MAX_COPIED = (1 << 20) - 64  # bytes of a forwarded body: the general way lends the memory of larger ones
 
 
 @cython.final
@@ -124,7 +124,13 @@ cdef class Parts:
         if found is None:
             return False
         replica = <ReplicaState?> found
-        if replica.hold is not None or replica.joining or not isinstance(replica.shard, ShardState):
+        if replica.hold is not None:
+            return False
+        found = replica.so_far if replica.joining else replica.shard
+        if not isinstance(found, ShardState):
+            return False
+        shard = <ShardState> found
+        if replica.joining and (head.kind != REPLICATE or table.aggregated or shard.vacancies):
             return False
         if replica.successor is not None and head.kind != PULL:
             if head.body > MAX_COPIED:
@@ -135,7 +141,6 @@ cdef class Parts:
                 return False
         elif not replica.takes_requests():
             return False
-        shard = <ShardState> replica.shard
         if head.kind != REPLICATE and shard.sums is not None and head.clock > (<SumsState> shard.sums).clock:
             if (<SumsState> shard.sums).is_large():
                 return False

@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t, uint64_t
 
 from dps.engine.core.shards.apply cimport RowsOp
 from dps.engine.core.shards.counters cimport ServerCounters
-from dps.engine.core.requests.forwards cimport Forwards, OwedAnswer
+from dps.engine.core.requests.answers cimport OwedAnswer
+from dps.engine.core.requests.forwards cimport Forwards
 from dps.engine.core.requests.frame cimport dps_header
 from dps.engine.core.requests.gathering cimport Gathering
 from dps.engine.core.requests.request cimport Part, Parts
@@ -25,8 +26,8 @@ cdef class Service:
     cdef Gathering _values
     cdef int64_t _limit
     cdef public int64_t requests
-    cdef void *_memory[2]
-    cdef size_t _sizes[2]
+    cdef void *_memory[3]
+    cdef size_t _sizes[3]
 
     cdef void *_room(self, int which, size_t nbytes) except NULL
     cdef int64_t _answer_all(

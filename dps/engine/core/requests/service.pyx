@@ -23,12 +23,14 @@ from dps.engine.core.shards.apply cimport (
     OP_PUSH,
     RowsOp,
     is_summed,
+    step_known_rows,
     step_rows,
     sum_rows,
 )
 from dps.engine.core.shards.counters cimport RequestCounters, ServerCounters
 from dps.engine.core.shards.cuts cimport has_room, may_follow, note_op
-from dps.engine.core.requests.forwards cimport Forwards, OwedAnswer, Span
+from dps.engine.core.requests.answers cimport OwedAnswer
+from dps.engine.core.requests.forwards cimport Forwards, Span
 from dps.engine.core.requests.frame cimport (
     ANSWER,
     HEADER,
@@ -46,7 +48,7 @@ from dps.engine.core.requests.frame cimport (
 from dps.engine.core.requests.gathering cimport Gathering
 from dps.engine.core.requests.request cimport Part, Parts
 from dps.engine.core.shards.rows cimport are_finite
-from dps.engine.core.shards.states cimport ShardState, SumsState, TableState
+from dps.engine.core.shards.states cimport ReplicaState, ShardState, SumsState, TableState
 
 from dps.errors import DPSError
 
@@ -55,10 +57,11 @@ cnp.import_array()
 cdef enum:
     DECLINED = -1
 
-cdef enum:  # kept memory: the numbers of the rows of a part; the parts of a request as others take them
+cdef enum:  # kept memory: numbers of the rows of a part; parts of a request as others take them; rows that are here
     INDEX = 0
     SPANS = 1
-    MEMORIES = 2
+    KNOWN = 2
+    MEMORIES = 3
 
 @cython.final
 cdef class Service:
@@ -314,7 +317,7 @@ cdef class Service:
         self._has_changed = True
         for n in range(count):
             self._apply(table, head, &part[n], &op, values)
-            if head.flags & ANSWER and head.trainer:
+            if head.flags & ANSWER and head.trainer and not learns(&part[n]):
                 self._keep(table, head, &part[n])
         begin_answer(head, out, HEADER)
         (<dps_header *> out).count = 0
@@ -333,6 +336,8 @@ cdef class Service:
         cdef SumsState sums = shard.sums
         if may_follow(shard, head.clock, op.rule == OP_PUSH):
             return False
+        if learns(part):  # the ledger comes with the last piece of the dump
+            return True
         if head.trainer and not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number):
             return False
         if is_summed(table.aggregated, op) and sums is not None and sums.clock == head.clock:
@@ -354,6 +359,9 @@ cdef class Service:
             self._values.index(head.count if head.flags & ANSWER else 0)
             for n in range(0 if head.kind == REPLICATE and is_summed(table.aggregated, op) else count):
                 shard = <ShardState> part[n].shard
+                if learns(&part[n]):  # the op creates no row
+                    self._room(KNOWN, head.count * (sizeof(int64_t) + table.row_bytes) + 1)
+                    continue
                 if shard.most_rows and self._exceeds(shard, &part[n]):
                     return False
                 if shard.spilled and self._creates(shard, &part[n]):
@@ -403,6 +411,9 @@ cdef class Service:
             shard.clock = head.clock
         op.keys, op.start, op.count = part.keys, part.start, part.b - part.a
         op.values = values + part.a * table.row_bytes
+        if learns(part):
+            step_known_rows(shard, op, index, <char *> self._memory[KNOWN], table.row_bytes)
+            return 0
         if is_summed(table.aggregated, op):
             sum_rows(shard, op, index)
         else:
@@ -433,6 +444,11 @@ cdef class Service:
             free(self._memory[which])
             self._memory[which], self._sizes[which] = larger, 2 * nbytes
         return self._memory[which]
+
+
+cdef bint learns(const Part *part) noexcept:
+    """Whether a dump is still bringing the rows of the shard."""
+    return (<ReplicaState> part.replica).joining
 
 
 cdef bint _is_plain(TableState table, const dps_header *head) noexcept:

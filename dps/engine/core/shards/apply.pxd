@@ -23,3 +23,6 @@ cdef struct RowsOp:  # an op on rows, as it lies in a frame, or in the arrays of
 cdef bint is_summed(bint aggregated, const RowsOp *op) noexcept
 cdef int sum_rows(ShardState shard, const RowsOp *op, int64_t *index) except -1
 cdef int step_rows(ShardState shard, const RowsOp *op, int64_t *index, object whole) except -1
+cdef int step_known_rows(
+    ShardState shard, const RowsOp *op, int64_t *index, char *known, int64_t row_bytes
+) except -1

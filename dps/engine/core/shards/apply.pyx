@@ -9,6 +9,7 @@ leaves ops to Python that saved copies of a cut have to follow.
 """
 
 from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -80,6 +81,30 @@ cdef int step_rows(ShardState shard, const RowsOp *op, int64_t *index, object wh
     else:
         _number(op, shard.low, index)
     return change_rows(shard, op, index, 0, whole)
+
+
+cdef int step_known_rows(
+    ShardState shard, const RowsOp *op, int64_t *index, char *known, int64_t row_bytes
+) except -1:
+    """Change those rows of an op that are here: a dump will bring the others, with the op in them.
+
+    `known` has room for the keys and the values of the op, each of `row_bytes`.
+    """
+    cdef RowsOp part = op[0]
+    cdef int64_t *keys = <int64_t *> known
+    cdef char *values = known + op.count * sizeof(int64_t)
+    cdef int64_t n, count = 0
+    if op.keys == NULL or shard.index is None:  # a dense shard has room for all rows, and pieces replace them whole
+        return step_rows(shard, op, index, None)
+    if shard.index.find_rows(op.keys, op.count, index) == 0:
+        return change_rows(shard, op, index, 0, None)
+    for n in range(op.count):
+        if index[n] >= 0:
+            keys[count], index[count] = op.keys[n], index[n]
+            memcpy(values + count * row_bytes, <const char *> op.values + n * row_bytes, row_bytes)
+            count += 1
+    part.keys, part.values, part.count = keys, values, count
+    return change_rows(shard, &part, index, 0, None)
 
 
 cdef int change_rows(
