@@ -236,13 +236,13 @@ WRONG = {
         pushes_that_wait_for_the_joiner_keep_their_rate,
     ),
     "a dump takes all of a loop that serves": (
-        DumpPace, "rested_at", "max(now, self._rested_at)", "now", a_dump_has_its_share_of_a_loop_that_serves
+        DumpPace, "rested_at", "self._rested_at if rests", "now if rests", a_dump_has_its_share_of_a_loop_that_serves
     ),
     "a dump rests for ever": (
-        DumpPace, "rested_at", "max(now, self._rested_at)", "now + 1.0", a_dump_has_its_share_of_a_loop_that_serves
+        DumpPace, "rested_at", "self._rested_at if rests", "now + 1.0 if self._seen", a_dump_has_its_share_of_a_loop_that_serves
     ),
     "a dump rests where nothing is served": (
-        DumpPace, "rested_at", "if now - self._seen_at < BUSY_SECONDS else now", "",
+        DumpPace, "rested_at", "now - self._seen_at < BUSY_SECONDS and", "",
         a_dump_has_all_of_a_loop_that_serves_nothing,
     ),
     "one piece is under way at a time": (

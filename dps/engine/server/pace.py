@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 __all__ = ["END_SECONDS", "MOST_UNDER_WAY", "PIECE_BYTES", "SHARE", "DumpPace", "Traffic", "may_end", "next_piece"]
 
-SHARE = 1 / 3  # of the time of a loop that serves requests: pushes are to keep about 0.7 of their rate
+SHARE = 0.25  # of the time of a loop that serves requests: pushes are to keep 0.7 of their rate
 PIECE_BYTES = 1 << 18  # of rows in one frame of a dump
 MOST_UNDER_WAY = 4  # pieces to one joiner, so that it need not wait for the next one
 AMONG_OPS_SECONDS = 0.05  # since the last op for which an answer waits: so long the next one is expected
@@ -29,6 +29,7 @@ BEHIND_BYTES = 1 << 22  # of unconfirmed ops to a joiner: with more of them it h
 LAST_BYTES = 1 << 18  # of such ops with which a dump may end: the joiner takes them in a fraction of a millisecond
 END_SECONDS = 2.0  # that the end of a dump waits for that, because pushes may go on faster than the joiner takes them
 BUSY_SECONDS = 0.05  # since the last request: so long a server counts as serving
+AHEAD_SECONDS = 0.002  # that a dump may be ahead of its share, because the loop's timers count milliseconds
 MAX_REST_SECONDS = 0.01  # that one server's dumps rest at a time, so that they go on whatever the last pieces took
 
 
@@ -51,8 +52,8 @@ def next_piece(traffic: Traffic, now: float) -> float:
     >>> quiet = Traffic(False, -math.inf, 0, 0, 6.999, 0.001)
     >>> next_piece(quiet, 7.0), next_piece(quiet._replace(under_way=4), 7.0)
     (7.0, inf)
-    >>> round(next_piece(quiet._replace(awaited=True), 7.0), 6)  # 2 ms after the last one, which took 1 ms
-    7.001
+    >>> round(next_piece(quiet._replace(awaited=True), 7.0), 6)  # 3 ms after the last one, which took 1 ms
+    7.002
     """
     among_ops = traffic.awaited or now - traffic.op_sent_at < AMONG_OPS_SECONDS
     behind = traffic.learning_bytes > BEHIND_BYTES
@@ -87,12 +88,12 @@ class DumpPace:
     >>> requests, seconds = 0, 0.0
     >>> pace = DumpPace(lambda: requests, lambda: seconds)
     >>> with pace.work(lambda: 5.0):
-    ...     seconds += 1e-4
+    ...     seconds += 2e-3
     >>> pace.rested_at(5.0)  # no request
     5.0
     >>> requests = 1
     >>> round(pace.rested_at(5.0) - 5.0, 6)
-    0.0002
+    0.006
     """
 
     def __init__(self, served: Callable[[], int], worked: Callable[[], float]):
@@ -106,7 +107,8 @@ class DumpPace:
         if count != self._seen and now - self._looked_at < BUSY_SECONDS:  # else they may have come long ago
             self._seen_at = now
         self._seen, self._looked_at = count, now
-        return max(now, self._rested_at) if now - self._seen_at < BUSY_SECONDS else now
+        rests = now - self._seen_at < BUSY_SECONDS and self._rested_at > now + AHEAD_SECONDS
+        return self._rested_at if rests else now
 
     @contextlib.contextmanager
     def work(self, now: Callable[[], float]) -> Iterator[None]:
