@@ -239,7 +239,8 @@ WRONG = {
         DumpPace, "rested_at", "self._rested_at if rests", "now if rests", a_dump_has_its_share_of_a_loop_that_serves
     ),
     "a dump rests for ever": (
-        DumpPace, "rested_at", "self._rested_at if rests", "now + 1.0 if self._seen", a_dump_has_its_share_of_a_loop_that_serves
+        DumpPace, "rested_at", "self._rested_at if rests", "now + 1.0 if self._seen",
+        a_dump_has_its_share_of_a_loop_that_serves,
     ),
     "a dump rests where nothing is served": (
         DumpPace, "rested_at", "now - self._seen_at < BUSY_SECONDS and", "",
