@@ -32,6 +32,7 @@ from dps.engine.server.closings import Closings, Settled
 from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
+from dps.engine.server.gone import GoneReaders
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.engine.server.large_ops import LargeOps
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
@@ -53,14 +54,7 @@ from dps.engine.wire.headers import DumpPiece, Scan
 from dps.engine.wire.messages import Placement, ShardPlace, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.engine.wire.rights import TO_SERVER, guarded
-from dps.errors import (
-    DPSError,
-    FencedError,
-    MovedError,
-    NotFiniteError,
-    ProtocolError,
-    UnknownTableError,
-)
+from dps.errors import DPSError, FencedError, MovedError, NotFiniteError, ProtocolError, UnknownTableError
 
 __all__ = ["SETTLE_SHARE", "ServerRole"]
 
@@ -139,6 +133,7 @@ class ServerRole:
             frames.COMMIT: self.functions.commit,
             frames.ABORT: self.functions.abort,
             frames.SCAN: self._when_free(self._closed(self._scan)),
+            frames.GONE: GoneReaders(self.ops, self.leased, self._refuse).answer,
             frames.STATUS: self._status,
             frames.REPLICATE: self._beside(self._replicate),
             frames.DUMP: self._take_dump,
@@ -482,7 +477,7 @@ class ServerRole:
 
     @staticmethod
     def _refuse(connection: RoleConnection, request: int, error: DPSError) -> None:
-        """Tell a client why one of the copies refuses its push."""
+        """Tell a client why one of the copies refuses its request."""
         if not connection.transport.is_closing():
             connection.reply_error(Header(frames.PUSH, request=request), error)
             connection.transport.close()

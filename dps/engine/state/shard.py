@@ -49,6 +49,7 @@ from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
 from dps.engine.state.admission import Admission
 from dps.engine.state.ages import Ages, begin_moment
 from dps.engine.state.custom import Custom
+from dps.engine.state.gone import GoneKeys
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
 from dps.engine.state.ops import (
     ADD,
@@ -75,22 +76,8 @@ from dps.engine.state.partition import bound, distinct, shard_bits
 from dps.engine.state.snapshot import CHANGED, Cut, CutShard
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 
-__all__ = [
-    "KEYS_FREED_AT_ONCE",
-    "NO_INDEX",
-    "DenseShard",
-    "DenseSums",
-    "KeyedShard",
-    "KeyedSums",
-    "Shard",
-    "Sums",
-    "clear",
-    "compact",
-    "delete",
-    "free_vacant",
-    "make_shard",
-    "vacate",
-]
+__all__ = ["KEYS_FREED_AT_ONCE", "NO_INDEX", "DenseShard", "DenseSums", "KeyedShard", "KeyedSums", "Shard", "Sums"]
+__all__ += ["clear", "compact", "delete", "free_vacant", "make_shard", "vacate"]
 
 
 # ---- The sums of an open clock: what was pushed at it to a table that aggregates, row by row
@@ -281,6 +268,7 @@ class Shard(CutShard):
         self.evicted = self.expired = 0  # rows that a primary has let go, of the shard and not of one copy
         self.admission = Admission(spec.life, spec.shards) if spec.life.admit else None
         self.admits = self.admission is not None
+        self.gone = GoneKeys(-(-spec.life.remember // spec.shards)) if spec.life.remember else None
 
     def apply(self, op: Op) -> bool:
         """Carry out one change. The server has checked it before, so it cannot fail half-way.
@@ -308,6 +296,9 @@ class Shard(CutShard):
         if op.rule == DELETE:
             self.evicted += len(op.values) * (op.rows == EVICTED)
             self.expired += len(op.values) * (op.rows == EXPIRED)
+            if self.gone is not None and op.rows in (EVICTED, EXPIRED):
+                assert op.keys is not None  # because it is of the primary's own
+                self.gone.note(op.keys, op.rows)
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:
@@ -592,7 +583,7 @@ class Shard(CutShard):
 
     @property
     def _nbytes_aside(self) -> int:
-        aside = self.sums, self.cut, self.changed, self.admission, self.pulled
+        aside = self.sums, self.cut, self.changed, self.admission, self.pulled, self.gone
         return sum(each.nbytes for each in aside if each is not None)
 
     @abc.abstractmethod
