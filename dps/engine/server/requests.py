@@ -35,6 +35,7 @@ from dps.engine.server.functions import FunctionCalls
 from dps.engine.server.gone import GoneReaders
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.engine.server.large_ops import LargeOps
+from dps.engine.server.memory import ServerMemory
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
@@ -94,6 +95,8 @@ class ServerRole:
         By default, one that takes the time from the endpoint.
     wall : callable, optional
         Returns seconds since 1970, for the ages of rows.
+    memory : int
+        Bytes that all tables together may take; 0: any number.
     """
 
     def __init__(
@@ -107,12 +110,12 @@ class ServerRole:
         beside: Carrier,
         meters: ServerMeter | None = None,
         wall: Callable[[], float] = time.time,
+        memory: int = 0,
     ):
         self.endpoint, self.session, self.number = endpoint, session, number
         self.tables: dict[int, ServerTable] = {}
         self._dropped: collections.deque[int] = collections.deque(maxlen=MAX_DROPPED)
-        self.epoch = 0
-        self.stopped = False
+        self.epoch, self.stopped = 0, False
         self._reports_failed = False  # then heartbeats go without reports
         peers = of_servers(session)
         self.meters = meters or ServerMeter(endpoint.now)
@@ -121,11 +124,13 @@ class ServerRole:
         self.ops = self.relay.ops
         self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
-        self.large = LargeOps(endpoint, self.functions, beside)
+        self.memory = ServerMemory(self.tables, number, memory)
+        self.large = LargeOps(endpoint, self.functions, beside, self.memory)
         self.closings = Closings(self, self.functions, self.large)
-        self.forgetting = Forgetting(self, wall)
+        self.forgetting = Forgetting(self, wall, self.memory)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
+        self.service.bounded = memory > 0
         handlers: dict[int, Handler] = {
             frames.PULL: self._when_free(self._closed(self.meters.timed(self._pull))),
             frames.PUSH: self._when_free(self._closed(self._beside(self.meters.timed(self._push)))),
@@ -194,7 +199,8 @@ class ServerRole:
         if self._reports_failed:
             return b""
         try:
-            report = self.meters.report(self.tables, self.relay.unconfirmed(), len(self.endpoint.connections), anew)
+            connections, budget = len(self.endpoint.connections), self.memory.budget
+            report = self.meters.report(self.tables, self.relay.unconfirmed(), connections, anew, budget)
             return ServerReport.encode(report)
         except Exception:
             logger.exception("server %d cannot report its load; it sends no more reports", self.number)
@@ -216,6 +222,7 @@ class ServerRole:
             return
         table = self.tables[spec.id] = ServerTable(spec, self.number, self.endpoint.frame_limit)
         table.replicas.update((replica.number, replica) for replica in replicas)
+        self.memory.tick()
 
     def drop(self, table: int) -> None:
         """Forget a table; requests that still wait for an op on it fail."""
@@ -449,14 +456,14 @@ class ServerRole:
             if op.origin:
                 shard.ledger.check(op.origin, op.attempt)
             shard.check_weight(op)
-            if shard.made_beside is None:
+            if shard.made_beside is None and not self.memory.limit:
                 shard.make_room(op, part.b - part.a)
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
         owed, replicas = OwedAnswer(), [part.replica for part in request.parts]
-        ways = self.forgetting.ways(table, zip(replicas, ops, strict=True))
-        self.forgetting.make_way(ways)
+        if not header.flags & frames.REPLAYED:  # else no shard applies what it does not know
+            self.forgetting.make_room(table, list(zip(replicas, ops, strict=True)))
         self.changes.push(header, ops, request, values, owed)
 
         def reply() -> None:

@@ -793,22 +793,33 @@ class KeyedShard(Shard):
         return None if there.all() else ~there
 
     def reserve(self, new: int) -> None:
+        self.reserve_exactly(new, new)
+
+    def reserve_exactly(self, new: int, count: int) -> None:
+        """As :meth:`reserve`, for an op on `count` rows of which `new` are new."""
+        rows = self.rows_with(new)
+        if rows > len(self.rows):
+            # Large blocks grow without a copy: see `growing.pyx`. refcheck=False is safe, because no view of the rows
+            # lives from one request to the next.
+            self.rows.resize((rows, self.width), refcheck=False)
+            for flags in (self.changed, self.vacant, self.pulled):
+                if flags is not None:
+                    flags.resize(len(self.rows), refcheck=False)
+        super().reserve(count)
+
+    def rows_with(self, new: int) -> int:
+        """For how many rows there is memory once there is room for `new` ones."""
         have, need = len(self.rows), self.end + max(0, new - self.index.free)
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
             raise LimitError(f"{where} would hold {need} rows, and {MAX_ROWS} at most: make the table with more shards")
-        if need > have:
-            growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
-            step = growth_bytes // (self.width * self.rows.itemsize)
-            if self.most_rows:
-                step = min(step, self.most_rows - have)
-            # Large blocks grow without a copy: see `growing.pyx`. refcheck=False is safe, because no view of the rows
-            # lives from one request to the next.
-            self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
-            for flags in (self.changed, self.vacant, self.pulled):
-                if flags is not None:
-                    flags.resize(len(self.rows), refcheck=False)
-        super().reserve(new)
+        if need <= have:
+            return have
+        growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
+        step = (MIN_GROWTH_BYTES if self.thrifty else growth_bytes) // (self.width * self.rows.itemsize)
+        if self.most_rows:
+            step = min(step, self.most_rows - have)
+        return max(need, have + step + 1)
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:

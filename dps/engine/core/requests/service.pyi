@@ -8,6 +8,7 @@ from dps.engine.core.shards.counters import ServerCounters
 
 class Service:
     requests: int
+    bounded: bool
     @property
     def left(self) -> int: ...
     def __init__(
