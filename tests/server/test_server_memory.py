@@ -30,6 +30,8 @@ ROWS = TableSpec("rows", dim=3, optimizer=dps.Adagrad(0.1), shards=2, id=1)
 LRU = TableSpec("lru", dtype="int64", shards=1, life=life_of(None, "300 kB", "lru"), id=2)
 SUMS = TableSpec("sums", aggregate="sum", shards=1, id=3)
 SPECS = [ROWS, LRU]
+COPIED = TableSpec("copied", dtype="int64", shards=2, copies=2, id=4)
+COPIED_LRU = TableSpec("copied lru", dtype="int64", shards=1, copies=2, life=life_of(None, "300 kB", "lru"), id=5)
 ROOM = 120_000  # bytes beside those of empty tables
 
 
@@ -49,6 +51,8 @@ def bounded(specs: list[TableSpec], plain: bool, room: int = ROOM) -> LoneServer
 
 
 def error_of(answer: bytes) -> Exception | None:
+    if not answer:  # the acknowledgement waits for a copy
+        return None
     header = decode_header(answer, 0, 1 << 30)
     return decode_error(answer[HEADER_SIZE : HEADER_SIZE + header.body]) if header.kind == frames.ERROR else None
 
@@ -151,8 +155,29 @@ def check_repeat() -> None:
     assert not any(shard.is_there(np.arange(10)).any() for shard in shards_of(server, ROWS))
 
 
+def check_copies() -> None:
+    """Another server has used up its budget: no row is made of which it has a copy, unless others go."""
+    server = bounded([ROWS, COPIED, COPIED_LRU], plain=True, room=1_000_000)
+    for spec in (ROWS, COPIED, COPIED_LRU):
+        assert error_of(server.take(push(spec, np.arange(1000)))) is None
+    server.role.memory.learn_full([1])
+    assert error_of(server.take(push(ROWS, np.arange(1000, 1010)))) is None, "of this table it has no copy"
+    assert error_of(server.take(push(COPIED, np.arange(1000)))) is None, "this makes no row"
+    refused = error_of(server.take(push(COPIED, np.arange(1000, 1002))))
+    assert isinstance(refused, LimitError)
+    assert "server 1 has a copy of shard" in str(refused)
+    assert error_of(server.take(push(COPIED_LRU, np.arange(1000, 1100)))) is None
+    assert len(shards_of(server, COPIED_LRU)[0]) == 1000, "as many rows go as come"
+    server.role.memory.learn_full([0, 2])
+    assert error_of(server.take(push(COPIED, np.arange(1000, 1002)))) is None
+
+
 CHECKS = [functools.partial(check, 0, True), functools.partial(check, 1, False), check_eviction, check_sums]
-CHECKS += [check_repeat, *(functools.partial(check_sums, room) for room in range(150_000, 400_000, 50_000))]
+CHECKS += [
+    check_repeat,
+    check_copies,
+    *(functools.partial(check_sums, room) for room in range(150_000, 400_000, 50_000)),
+]
 
 
 def test_a_table_that_evicts_goes_on() -> None:
@@ -162,6 +187,10 @@ def test_a_table_that_evicts_goes_on() -> None:
 @pytest.mark.parametrize("room", range(100_000, 400_000, 50_000))
 def test_rows_of_an_open_clock_count_when_they_are_pushed(room: int) -> None:
     check_sums(room)
+
+
+def test_no_rows_are_made_of_which_a_full_server_has_a_copy() -> None:
+    check_copies()
 
 
 def test_a_push_that_comes_twice_is_no_error_on_a_full_server() -> None:
@@ -182,6 +211,11 @@ WRONG = {
     "rows of the push itself may go": (ServerMemory, "_lacking", "lacking <= others", "True"),
     "an open clock's rows are not counted": (Need, "growth", "self.new + promised, self.new + promised", "0, 0"),
     "each push of a clock counts by itself": (ServerMemory, "_promise", "return rows if", "return 0 if"),
+    "the room of copies is not looked at": (ServerMemory, "admit", "any(full.values()) or", ""),
+    "the compiled step makes rows of which a full server has a copy": (
+        ServerMemory, "learn_full", "len(servers) > 0", "False",
+    ),
+    "rows of a full copy come in free places": (ServerMemory, "_lacking", "(0 if full else", "(0 if not full else"),
     "room is made for nothing": (Forgetting, "make_room", "rows > 0", "False"),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from kills import pids_of
 from servers import wait_until
 
 import dps
-from dps.errors import LimitError
+from dps.errors import LimitError, TooFewWorkersError
 
 BUDGET = 2_000_000
 
@@ -114,6 +115,41 @@ def test_what_a_full_server_acknowledged_survives_it() -> None:
         assert (found <= tried).all(), "of a refused push, other servers may have their part, once"
         w.push(np.arange(100), np.ones(100, np.int64))  # makes no row
         wait_until_copies_are_equal(ps, "w")
+
+
+@pytest.mark.processes
+def test_a_copy_keeps_within_the_budget_of_its_server() -> None:
+    """Of two servers one may take much less: rows are refused that it would have a copy of, when it is nearly full."""
+    with (
+        dask.config.set({"dps.memory": "100 MB"}),
+        dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster,
+        dps.ParameterServer(cluster, servers=1) as ps,
+    ):
+        with dask.config.set({"dps.memory": "8 MB"}):
+            ps.scale(2)
+            wait_until(lambda: sum(server.alive for server in ps.status().servers) == 2)
+
+        def is_made() -> bool:
+            with contextlib.suppress(TooFewWorkersError):  # the second server is not ready yet
+                ps.table("w", dim=8, shards=2, copies=2)
+            return "w" in ps.tables()
+
+        wait_until(is_made)
+        w = ps.tables()["w"]
+        small, refused = 1, 0
+        for first in range(0, 400_000, 100):
+            try:
+                w.push(np.arange(first, first + 100), np.ones((100, 8), np.float32))
+                ps.status()  # takes some time, because the other server learns within a second what it must not make
+            except LimitError as error:
+                refused += 1
+                if f"server {small} has a copy of shard" in str(error):
+                    break
+        assert refused
+        wait_until(lambda: any(server.full > 0.9 for server in ps.status().servers))
+        full = {server.number: server.taken for server in ps.status().servers}
+        assert full[small] <= 1.3 * 8_000_000
+        w.push(np.arange(200), np.ones((200, 8), np.float32))  # makes no row
 
 
 def is_whole(ps: dps.ParameterServer, without: int) -> bool:

@@ -11,6 +11,10 @@ the general way that would take memory for rows (`Service.bounded`). Here, befor
 * else, where the table evicts, as many of a shard's coldest rows go as there are new ones (`forgetting.py`);
 * else the op is refused whole.
 
+What a copy gets cannot be refused where the copy is. So a server reports how full it is, and the controller tells all
+primaries which servers have nearly used up their budgets, with the answers to heartbeats (`learn_full`): these make no
+rows then of which such a server has a copy.
+
 Rows that an open clock will have count when they are pushed. What cannot be refused is counted, and makes others be
 refused: sums of rows that there are, rows that a primary on another server has taken for a copy here, checkpoints.
 """
@@ -18,9 +22,10 @@ refused: sums of rows that there are, rows that a primary on another server has 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from dps.engine.core.requests.service import Service
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable
 from dps.engine.state.memory import creates_rows, first_bytes, growth, held_bytes, is_summed, missing
@@ -61,6 +66,17 @@ class ServerMemory:
         self.used = limit  # bytes, as measured last, and what was let through since; measured before one is refused
         self._promised: dict[KeyedShard, tuple[int, int]] = {}  # clock -> rows that its end will make
         self._warned = False
+        self._full: frozenset[int] = frozenset()  # the servers that have nearly used up their budgets
+        self._service: Service | None = None
+
+    def begin(self, service: Service) -> None:
+        """Let the compiled step of the server leave pushes to this that take memory."""
+        self._service, service.bounded = service, self.limit > 0
+
+    def learn_full(self, servers: Collection[int]) -> None:
+        """Learn which servers have nearly used up their budgets: no rows are made of which these have a copy."""
+        if self.limit and self._service is not None:
+            self._full, self._service.blocked = frozenset(servers), len(servers) > 0
 
     @property
     def budget(self) -> tuple[int, int]:
@@ -115,16 +131,19 @@ class ServerMemory:
         for need in needs.values():
             need.shard.thrifty = False
         asked = self._asked(needs.values())
-        if self.used + asked > self.limit and self.measure() + asked > self.limit:
+        full = {replica: self._full.intersection(replica.behind) for replica in needs} if self._full else {}
+        if any(full.values()) or (self.used + asked > self.limit and self.measure() + asked > self.limit):
             for replica, need in needs.items():
                 needs[replica] = need._replace(new=missing(need.shard, need.op))
                 need.shard.thrifty = True
             creating = {replica: need for replica, need in needs.items() if need.new}
             asked = self._asked(creating.values())
-            if self.used + asked > self.limit:
-                for replica, need in creating.items():
-                    found[replica] = max(found.get(replica, 0), self._lacking(table, need, asked))
-                asked = 0
+            is_full = self.used + asked > self.limit
+            for replica, need in creating.items():
+                others = full.get(replica, frozenset())
+                if is_full or others:
+                    found[replica] = max(found.get(replica, 0), self._lacking(table, need, asked, others))
+            asked = 0 if is_full else asked
         for need in needs.values():
             if need.summed:
                 self._promised[need.shard] = need.op.clock, self._promise(need) + need.new
@@ -147,10 +166,13 @@ class ServerMemory:
         clock, rows = self._promised.get(need.shard, (need.op.clock, 0))
         return rows if clock == need.op.clock else 0
 
-    def _lacking(self, table: ServerTable, need: Need, asked: int) -> int:
-        """How many rows have to go from a shard that must not grow; LimitError, if they cannot."""
+    def _lacking(self, table: ServerTable, need: Need, asked: int, full: Collection[int]) -> int:
+        """How many rows have to go from a shard that must not grow; LimitError, if they cannot.
+
+        `full` are the servers that have a copy of it and no room.
+        """
         shard, life = need.shard, table.spec.life
-        lacking = need.new - (len(shard.rows) - shard.end + shard.index.free)
+        lacking = need.new - (0 if full else len(shard.rows) - shard.end + shard.index.free)
         evicts = life.max_bytes > 0 and life.evict != "refuse" and not need.summed
         others = len(shard) - (len(need.op.values) - need.new)
         if lacking <= 0 and not need.summed and not shard.index.growth(len(need.op.values)):
@@ -158,6 +180,11 @@ class ServerMemory:
         if evicts and lacking <= others:
             return lacking
         table.refused += 1
+        if full:
+            raise LimitError(
+                f"server {min(full)} has a copy of shard {shard.number} of table {table.spec.name!r} and nearly as "
+                f"many bytes as its dps.memory allows, and a push has {need.new} new rows: {REMEDY}"
+            )
         raise LimitError(
             f"server {self._number}: its tables take {self.used:,} of the {self.limit:,} bytes of dps.memory, and "
             f"{need.new} new rows of table {table.spec.name!r} (shard {shard.number}) need {asked:,} more: {REMEDY}"

@@ -68,8 +68,8 @@ MAX_DROPPED = 1024  # tables whose numbers are remembered, because a call that m
 MOST_SCANNED = 1 << 17  # rows that a piece of a scan has at most, because a server serves nothing else meanwhile
 SETTLE_SHARE = 0.5  # of dps.timeouts.silence, for which the controller waits, that a server waits until copies settle
 
-T = TypeVar("T")
 MAX_REASON_LENGTH = 1000  # characters of an error, in a message to the controller
+T = TypeVar("T")
 
 
 class ServerRole:
@@ -119,18 +119,19 @@ class ServerRole:
         self._reports_failed = False  # then heartbeats go without reports
         peers = of_servers(session)
         self.meters = meters or ServerMeter(endpoint.now)
-        self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
+        self.memory = ServerMemory(self.tables, number, memory)
+        told = self.adopt, self._make_report, self.memory.learn_full
+        self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, *told)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report, beside)
         self.ops = self.relay.ops
         self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
-        self.memory = ServerMemory(self.tables, number, memory)
         self.large = LargeOps(endpoint, self.functions, beside, self.memory)
         self.closings = Closings(self, self.functions, self.large)
         self.forgetting = Forgetting(self, wall, self.memory)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
-        self.service.bounded = memory > 0
+        self.memory.begin(self.service)
         handlers: dict[int, Handler] = {
             frames.PULL: self._when_free(self._closed(self.meters.timed(self._pull))),
             frames.PUSH: self._when_free(self._closed(self._beside(self.meters.timed(self._push)))),
@@ -216,10 +217,8 @@ class ServerRole:
 
     def take_table(self, spec: TableSpec, replicas: list[Replica]) -> None:
         """Take up a new table with these replicas."""
-        if spec.id in self.tables:  # the call was repeated, because its answer was lost
-            return
-        if spec.id in self._dropped:  # the call was late, and the controller has given the table up since
-            return
+        if spec.id in self.tables or spec.id in self._dropped:  # the call was repeated, because its answer was lost; or
+            return  # it was late, and the controller has given the table up since
         table = self.tables[spec.id] = ServerTable(spec, self.number, self.endpoint.frame_limit)
         table.replicas.update((replica.number, replica) for replica in replicas)
         self.memory.tick()
@@ -313,7 +312,7 @@ class ServerRole:
             # The placement changes this shard's chain. Where it does not, the backup that refused our ops knows of a
             # newer placement than this one, so the replica stays deposed.
             replica.deposed = False
-        replica.fence = fences[place]
+        replica.fence, replica.behind = fences[place], line[place + 1 :]
         replica.primary = place == 0
         replica.stepping_down = shard.stepping_down and replica.primary
         if not replica.serves:
@@ -461,9 +460,9 @@ class ServerRole:
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
-        owed, replicas = OwedAnswer(), [part.replica for part in request.parts]
+        owed = OwedAnswer()
         if not header.flags & frames.REPLAYED:  # else no shard applies what it does not know
-            self.forgetting.make_room(table, list(zip(replicas, ops, strict=True)))
+            self.forgetting.make_room(table, [(part.replica, op) for part, op in zip(request.parts, ops, strict=True)])
         self.changes.push(header, ops, request, values, owed)
 
         def reply() -> None:

@@ -25,7 +25,7 @@ cdef class Service:
     cdef Gathering _values
     cdef int64_t _limit
     cdef public int64_t requests
-    cdef public bint bounded
+    cdef public bint bounded, blocked
     cdef void *_memory[2]
     cdef size_t _sizes[2]
 

@@ -9,6 +9,7 @@ from dps.engine.core.shards.counters import ServerCounters
 class Service:
     requests: int
     bounded: bool
+    blocked: bool
     @property
     def left(self) -> int: ...
     def __init__(

@@ -93,6 +93,8 @@ cdef class Service:
         How many requests of clients there have been, whichever way they went.
     bounded : bool
         The server has a budget of memory, so a push of a client that takes more is not plain.
+    blocked : bool
+        Another server has nearly used up its budget, so a push of a client that may make rows is not plain either.
     """
 
     def __cinit__(
@@ -371,7 +373,7 @@ cdef class Service:
         cdef ShardState shard = <ShardState> part.shard
         if shard.index is None:
             return False
-        if is_summed(table.aggregated, op):
+        if self.blocked or is_summed(table.aggregated, op):
             return self._creates(shard, part)
         return shard.index.grows(part.b - part.a) or not has_room(shard, part.b - part.a)
 
