@@ -10,7 +10,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from dps.errors import InputError
 
-__all__ = ["count", "flag", "limit", "nbytes", "polling", "seconds"]
+__all__ = ["count", "flag", "limit", "nbytes", "polling", "seconds", "spill_directory"]
 
 # Longest time of polling: a longer wait exceeds by far the time that it takes to wake a sleeping core.
 MAX_POLLING_SECONDS = 1e-3
@@ -77,6 +77,16 @@ def polling(name: str = "polling") -> float:
     if value > MAX_POLLING_SECONDS:
         raise InputError(f"dps.{name} is {value:g} s: a wait may poll for at most {MAX_POLLING_SECONDS:g} s")
     return value
+
+
+def spill_directory() -> str | None:
+    """``dps.spill-directory``; None: that of the Dask worker.
+
+    >>> spill_directory() is None
+    True
+    """
+    value = dask.config.get("dps.spill-directory")
+    return None if value is None else str(value)
 
 
 def flag(name: str) -> bool:

@@ -34,6 +34,7 @@ __all__ = [
     "ProtocolError",
     "RequestTimeoutError",
     "ServerGoneError",
+    "SpillError",
     "StoppedError",
     "TooFewWorkersError",
     "TrainerLostError",
@@ -136,6 +137,10 @@ class ControllerGoneError(DPSError, ConnectionError):
 
 class DataLostError(ServerGoneError, LookupError):
     """The last replica of some rows is lost. The message names the table, the keys and a checkpoint to restore."""
+
+
+class SpillError(DPSError, OSError):
+    """A server cannot read or write the file with the rows that its memory has no room for (``evict="spill"``)."""
 
 
 class CheckpointError(DPSError, ValueError):

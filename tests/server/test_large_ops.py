@@ -181,8 +181,8 @@ def test_a_table_that_is_dropped_meanwhile(servers) -> None:
 
 def test_what_a_checkpoint_has_kept_is_freed_between_requests(servers, monkeypatch) -> None:
     """Until then the server says that it keeps the memory."""
-    monkeypatch.setattr("dps.engine.state.shard.KEYS_FREED_AT_ONCE", 100)
-    monkeypatch.setattr("dps.engine.state.shard.COMPACT_AT_ROWS", 100)
+    monkeypatch.setattr("dps.engine.state.deletion.KEYS_FREED_AT_ONCE", 100)
+    monkeypatch.setattr("dps.engine.state.deletion.COMPACT_AT_ROWS", 100)
     table(servers, copies=1)
     endpoint, role = servers.alive()[0]
     held = next(iter(role.tables.values()))

@@ -12,7 +12,7 @@ from unittest import mock
 from checkpoint_schedules import count_checkpoints, draw_checkpoints
 from fault_schedules import check_schedule, count_ops
 
-from dps.engine.state import shard as shard_module
+from dps.engine.state import deletion
 
 __all__ = ["check_deletions"]
 
@@ -24,7 +24,7 @@ count_deletions_in_checkpoints = functools.partial(count_checkpoints, deletions=
 def check_deletions(seed: int) -> str:
     """Run one schedule with deletions; its digest."""
     small = {"COMPACT_AT_ROWS": 2, "MAX_LISTS": 2, "MAX_REMOVED_KEYS": 4}  # so that a dozen keys reach these limits
-    with mock.patch.multiple(shard_module, **small):
+    with mock.patch.multiple(deletion, **small):
         if seed % 2:
             return check_schedule(seed, count_deletions_in_checkpoints, draw_checkpoints)
         return check_schedule(seed, count_deletions)

@@ -14,9 +14,9 @@ from dps.engine.server import functions as functions_module
 from dps.engine.server.changes import Changes
 from dps.engine.server.checkpoint_writer import CheckpointWriter
 from dps.engine.simulation import roles
-from dps.engine.state import shard as shard_module
+from dps.engine.state import deletion
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.shard import KeyedShard, Shard
+from dps.engine.state.shard import DenseShard, KeyedShard, Shard
 from dps.engine.state.snapshot import Cut
 from dps.engine.state.transfer import Joining
 from dps.errors import CheckpointError
@@ -37,8 +37,8 @@ def test_the_same_seed_deletes_the_same_rows(seed):
 
 
 def test_where_changes_were_not_tracked_the_next_checkpoint_is_full_also_if_one_was_given_up(monkeypatch):
-    monkeypatch.setattr(shard_module, "MAX_LISTS", 1)
-    monkeypatch.setattr(shard_module, "MAX_REMOVED_KEYS", 2)
+    monkeypatch.setattr(deletion, "MAX_LISTS", 1)
+    monkeypatch.setattr(deletion, "MAX_REMOVED_KEYS", 2)
     with Simulation(1, servers=1, trainers=1) as sim:
         sim.table("w", dtype="int64", shards=1)
         client = sim.client()
@@ -144,15 +144,15 @@ WRONG = {  # and where to look first
         [4],
     ),
     "an increment does not say what is removed": (
-        [(shard_module, "delete", "(shard.removed if is_inside else shard.removed_later).append(keys)", "pass")],
+        [(deletion, "delete", "(shard.removed if is_inside else shard.removed_later).append(keys)", "pass")],
         [5],
     ),
     "an increment does not say that all was cleared": (
-        [(shard_module, "clear", "shard.removed.append(shard.keys())", "pass")],
+        [(deletion, "clear", "shard.removed.append(shard.keys())", "pass")],
         [91],
     ),
     "deletions outside a cut are in its increment, and not in the next": (
-        [(shard_module, "delete", "shard.cut is None or shard.cut.includes(op)", "True")],
+        [(deletion, "delete", "shard.cut is None or shard.cut.includes(op)", "True")],
         [5],
     ),
     "what was deleted during a cut is forgotten when it is committed": (
@@ -171,7 +171,7 @@ WRONG = {  # and where to look first
     "a row is free although a cut knows it by its number": (
         [
             (
-                shard_module,
+                deletion,
                 "delete",
                 "free_vacant(shard, KEYS_FREED_AT_ONCE + len(keys))",
                 "p, shard.pins = shard.pins, 0; free_vacant(shard, KEYS_FREED_AT_ONCE); shard.pins = p",
@@ -180,19 +180,19 @@ WRONG = {  # and where to look first
         [5],
     ),
     "a row that was cleared keeps its values": (
-        [(shard_module, "clear", "shard.rows = growing_rows(0, shard.width, shard.spec.dtype)", "pass")],
+        [(deletion, "clear", "shard.rows = growing_rows(0, shard.width, shard.spec.dtype)", "pass")],
         [1],
     ),
     "a key that has come again is forgotten": (
-        [(shard_module, "free_vacant", "keys[shard.vacant[index] != 0]", "keys")],
+        [(deletion, "free_vacant", "keys[shard.vacant[index] != 0]", "keys")],
         [11],
     ),
     "rows are moved, and the index does not know": (
-        [(shard_module, "compact", "shard.index.renumber(numbers)", "pass")],
+        [(deletion, "compact", "shard.index.renumber(numbers)", "pass")],
         [1],
     ),
     "rows are moved without their flags": (
-        [(shard_module, "compact", "shard.changed[holes] = shard.changed[last]", "pass")],
+        [(deletion, "compact", "shard.changed[holes] = shard.changed[last]", "pass")],
         [211],
     ),
     "a joiner gets deleted rows": ([(Joining, "add", 'if meta.get("vacant"):', "if False:")], [35]),
@@ -207,7 +207,7 @@ WRONG = {  # and where to look first
         ],
         [44],
     ),
-    "a dense row is not deleted": ([(shard_module.DenseShard, "delete_rows", "self.step_rows(op)", "pass")], [3]),
+    "a dense row is not deleted": ([(DenseShard, "delete_rows", "self.step_rows(op)", "pass")], [3]),
     "a deletion drops the sums of its clock": (
         [(Shard, "carry_out", "self.delete_rows(op)", "self.delete_rows(op); self.sums = None")],
         [2],
@@ -234,7 +234,7 @@ WRONG = {  # and where to look first
     "clear forgets which ops count": (
         [
             (
-                shard_module,
+                deletion,
                 "clear",
                 "shard.vacant, shard.vacancies, shard.deleted = None, 0, []",
                 "shard.vacant, shard.vacancies, shard.deleted = None, 0, []; shard.ledger = type(shard.ledger)()",

@@ -27,7 +27,7 @@ def test_a_reader_learns_of_each_key_that_goes_whatever_fails(part):
     assert not problems(check_readers, SCHEDULES, part, parts=2)
 
 
-@pytest.mark.parametrize("seed", [4, 9])
+@pytest.mark.parametrize("seed", [1, 13])
 def test_the_same_seed_forgets_the_same_rows(seed):
     digest, first = check_forgetting(seed), list(FORGOTTEN)
     assert first
@@ -61,7 +61,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_variants_are_caught(monkeypatch, wrong):
-    assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, range(120))
+    assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, range(240))
 
 
 WRONG_FOR_READERS = {

@@ -11,7 +11,7 @@ from test_broken_changes import check as check_broken_changes
 from verdicts import problems
 
 from dps.engine.server.functions import FunctionCalls
-from dps.engine.state import beside, shard, transfer
+from dps.engine.state import beside, deletion, shard, transfer
 from dps.engine.state.beside import Compaction, MadeBeside
 from dps.engine.state.ops import CLOSE
 from dps.engine.state.transfer import Dump
@@ -64,7 +64,7 @@ def count(monkeypatch) -> Count:
     monkeypatch.setattr(beside, "LARGE_ROWS", 1)
     monkeypatch.setattr(shard, "PLAIN_SUMS_ROWS", 0)
     monkeypatch.setattr(transfer, "MIN_LISTED_ROWS", 0)
-    monkeypatch.setattr(shard, "COMPACTED_AT_ONCE", 0)
+    monkeypatch.setattr(deletion, "COMPACTED_AT_ONCE", 0)
     monkeypatch.setattr(beside, "COPIED_PER_ROW", 1 << 20)
     monkeypatch.setattr(beside, "COPIED_PER_SUM", 1 << 20)
     monkeypatch.setattr(beside, "CLOSED_AT_ONCE", 0)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from dps.engine.state import shard
+from dps.engine.state import deletion
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_shards_are_compacted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard, "COMPACT_AT_ROWS", 1)
+        patch.setattr(deletion, "COMPACT_AT_ROWS", 1)
         yield

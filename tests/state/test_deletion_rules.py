@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from noticing import assert_noticed
 
-from dps.engine.state import shard as shard_module
+from dps.engine.state import deletion
 from dps.engine.state.beside import Compaction
 from dps.engine.state.ops import ADD, DELETE, NO_CLOCK, Op, TableSpec
 from dps.engine.state.shard import KeyedShard, make_shard
@@ -83,7 +83,7 @@ def memory_is_given_back() -> None:
     """With more than half of the rows free, the others move together, with the flags of what has changed."""
     shard = shard_of(tracked=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "COMPACT_AT_ROWS", 1)
+        patch.setattr(deletion, "COMPACT_AT_ROWS", 1)
         shard.changed[[8, 9]] = 1
         delete(shard, [0, 1, 2, 3, 4, 5])
     assert len(shard.rows) == shard.end == 4
@@ -98,7 +98,7 @@ def few_free_rows_are_kept() -> None:
     """Rows do not move for a few free ones."""
     shard = shard_of()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "COMPACT_AT_ROWS", 1)
+        patch.setattr(deletion, "COMPACT_AT_ROWS", 1)
         delete(shard, [0, 1, 2])
     assert shard.end == len(KEYS)
     check(shard, [3, 4, 5, 6, 7, 8, 9])
@@ -140,8 +140,8 @@ def long_lists_end_tracking() -> None:
     """A shard that would list more keys than it has rows is written whole by the next checkpoint."""
     shard = shard_of(tracked=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "MAX_LISTS", 2)
-        patch.setattr(shard_module, "MAX_REMOVED_KEYS", 5)
+        patch.setattr(deletion, "MAX_LISTS", 2)
+        patch.setattr(deletion, "MAX_REMOVED_KEYS", 5)
         shard.pins += 1  # what is open needs its lists
         for key in (0, 1, 2, 0):
             delete(shard, [key])
@@ -161,7 +161,7 @@ def a_long_clear_ends_tracking() -> None:
     """The next checkpoint is a full one, of what there is then, and lists none of the keys that went."""
     shard = shard_of(tracked=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "MAX_REMOVED_KEYS", len(KEYS) - 1)
+        patch.setattr(deletion, "MAX_REMOVED_KEYS", len(KEYS) - 1)
         delete(shard, every=True)
     assert shard.changed is None
     assert not shard.removed
@@ -173,7 +173,7 @@ def large_shards_are_compacted_beside() -> None:
     shard = shard_of(tracked=True)
     shard.compacted_at_once = 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "COMPACT_AT_ROWS", 1)
+        patch.setattr(deletion, "COMPACT_AT_ROWS", 1)
         delete(shard, [0, 1, 2, 3, 4, 5])
         assert shard.is_sparse
         assert shard.end == len(KEYS)
@@ -218,7 +218,7 @@ def test_each_rule_of_deletions_holds(rule) -> None:
 
 def test_what_a_cut_has_kept_is_freed_a_little_at_a_time(monkeypatch) -> None:
     """Also keys that were deleted twice, and not those that have come again meanwhile."""
-    monkeypatch.setattr("dps.engine.state.shard.KEYS_FREED_AT_ONCE", 700)
+    monkeypatch.setattr("dps.engine.state.deletion.KEYS_FREED_AT_ONCE", 700)
     shard = KeyedShard(TableSpec("w", shards=1), 0)
     keys = np.arange(3000)
     ones = np.ones((3000, 1), np.float32)
@@ -271,4 +271,4 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_of_deletions_is_caught(name) -> None:
-    assert_noticed(shard_module, *WRONG[name])
+    assert_noticed(deletion, *WRONG[name])

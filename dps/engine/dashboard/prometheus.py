@@ -100,6 +100,8 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table_full": ("Part of max_bytes that the rows of a table's fullest shard take", ("table",)),
     "table_turnover_total": ("Rows of a table that came and went, by how", ("table", "how")),
     "table_waiting_keys": ("Keys that wait until they were pushed often enough to have a row", ("table",)),
+    "table_spilled_rows": ("Rows of a table that are in files of servers", ("table",)),
+    "table_spill_bytes": ("Bytes of these files", ("table",)),
     "table_hot_share": (
         "Part of a table's accesses that so many of its hottest keys have, at least",
         ("table", "keys"),
@@ -230,9 +232,11 @@ def _of_table(name: str, table: TableStatus) -> Iterator[Sample]:
         yield "table_hottest_shard", (name,), max(load) * len(load) / sum(load)
     if table.turnover is not None:
         yield "table_full", (name,), table.turnover.full
-        for how in ("evicted", "expired", "refused", "admitted", "dropped"):
+        for how in ("evicted", "expired", "refused", "admitted", "dropped", "brought"):
             yield "table_turnover_total", (name, how), getattr(table.turnover, how)
         yield "table_waiting_keys", (name,), table.turnover.waiting
+        yield "table_spilled_rows", (name,), table.turnover.spilled
+        yield "table_spill_bytes", (name,), table.turnover.spill_bytes
     for hot in table.hot_shares:
         yield "table_hot_share", (name, hot.keys), hot.share
 

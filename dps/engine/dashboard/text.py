@@ -199,14 +199,19 @@ def turnover_text(turnover: Turnover | None) -> str:
     --------
     >>> turnover_text(Turnover(full=0.991, evicted=1_200, waiting=40))
     '99% full, 1.2k evicted, 40 keys wait'
+    >>> turnover_text(Turnover(full=1.0, spilled=9_000_000, brought=70_000, spill_bytes=1 << 32))
+    '100% full, 9M in files, 70k brought back, files of 4.0 GiB'
     >>> turnover_text(None), turnover_text(Turnover())
     ('', '')
     """
     if turnover is None:
         return ""
     full, *numbers = msgspec.structs.astuple(turnover)
-    names = ("evicted", "expired", "requests refused", "admitted", "values dropped", "keys wait")
-    parts = [f"{number_text(n)} {name}" for n, name in zip(numbers, names, strict=True) if n]
+    names = ["evicted", "expired", "requests refused", "admitted", "values dropped", "keys wait"]
+    names += ["in files", "brought back"]
+    parts = [f"{number_text(n)} {name}" for n, name in zip(numbers, names, strict=False) if n]
+    if turnover.spill_bytes:
+        parts.append(f"files of {size_text(turnover.spill_bytes)}")
     return ", ".join([f"{full:.0%} full", *parts] if full else parts)
 
 

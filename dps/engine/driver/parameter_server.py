@@ -343,9 +343,11 @@ class ParameterServer:
             How many bytes the rows of a keyed table may take, with their state and with the index of their keys:
             ``"1 GiB"``, or a number. The bytes are those of one copy, on all servers together; each shard has an equal
             part.
-        evict : {"lru", "lfu", "norm", "refuse"} or callable, optional
+        evict : {"lru", "lfu", "norm", "refuse", "spill"} or callable, optional
             What happens when they are full. The rows go that were not used for longest (the default), that were used
-            least often, or whose values have the smallest Euclidean norm; ``"refuse"`` refuses pushes of new keys. Of a
+            least often, or whose values have the smallest Euclidean norm; ``"refuse"`` refuses pushes of new keys. With
+            ``"spill"`` no row is lost: those that were not used for longest go to files of the servers, and come back
+            when they are pulled or pushed; `max_bytes` is for memory then, with 20 bytes for each key in a file. Of a
             function ``f(values, uses, idle)`` rows with the lowest numbers go: it is given the values [m, dim] of some
             rows, about how often each was used, and for how many seconds it was not. Servers call it in their loops, a
             few thousand rows at a time, so it has to be fast; where it fails, pushes of new keys are refused. A row

@@ -60,8 +60,16 @@ class Server:
         runner = FunctionRunner(self.endpoint, f"dps-functions-{session}-{number}")
         beside = BesideThread(self.endpoint, f"dps-beside-{session}-{number}")
         self.role = ServerRole(
-            *(self.endpoint, session, number, secrets[1], (controller[0], controller[1]), runner, beside, meters),
+            self.endpoint,
+            session,
+            number,
+            secrets[1],
+            (controller[0], controller[1]),
+            runner,
+            beside,
+            meters,
             memory=bytes_of_memory(dask.config.get("dps.memory"), memory_of(worker), parse_bytes),
+            directory=config.spill_directory() or worker.local_directory,
         )
         self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
         self.endpoint.call(self._begin, session, secrets, worker)
@@ -91,7 +99,7 @@ class Server:
         """Make a new table with initial replicas of these shards; the server serves it once a placement says so."""
         table = TableSpec.from_dict(spec).opened()
         self.endpoint.call(self.role.memory.check_table, table, shards)
-        self.endpoint.call(self.role.take_table, table, new_replicas(table, shards))
+        self.endpoint.call(self.role.take_table, table, new_replicas(table, shards, self.role.directory))
 
     def drop_table(self, table: int) -> None:
         self.endpoint.call(self.role.drop, table)

@@ -28,7 +28,7 @@ from dps.engine.server.tables import ServerTable
 from dps.engine.state.forgetting import Coldest, Expiring, must_go, new_rows
 from dps.engine.state.life import ExpireUnused, RowLife
 from dps.engine.state.op_views import AgeOp, DeleteOp
-from dps.engine.state.ops import ADD, DELETE, EVICTED, EXPIRED, Op
+from dps.engine.state.ops import ADD, DELETE, EVICTED, EXPIRED, NO_CLOCK, PUSH, Op
 from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 from dps.engine.telemetry.snapshot import NEARLY_FULL
@@ -95,12 +95,28 @@ class Forgetting:
             shard, keys = replica.shard, op.keys
             if not isinstance(shard, KeyedShard) or keys is None or op.rule == DELETE:
                 continue
+            if shard.spill is not None:
+                self._bring(table, shard, op)
+                continue
             count = must_go(shard, new_rows(shard, keys, op.unborn))
             if count:
                 spared = distinct(keys)
                 self._check(table, shard, len(spared))
                 found.append(Way(table, replica, count, spared))
         return found
+
+    def _bring(self, table: ServerTable, shard: KeyedShard, op: Op) -> None:
+        """Let the rows of an op be in memory before anything changes, so that what goes wrong refuses the op."""
+        assert op.keys is not None
+        assert shard.spill is not None
+        is_summed = op.rule == PUSH and table.spec.aggregate is not None and op.clock != NO_CLOCK
+        if is_summed or len(op.keys) > shard.most_rows // 2:  # such an op is carried out in parts
+            return
+        try:
+            shard.spill.bring(op.keys, creates=True, strict=True)
+        except LimitError:
+            table.refused += 1
+            raise
 
     def make_way(self, ways: Iterable[Way]) -> None:
         """Let the coldest rows go."""
@@ -170,7 +186,7 @@ class Forgetting:
             slots = sum(map(len, shard.index.tables)) * HEARTBEAT_SECONDS / round_seconds(life)
             for _ in range(int(slots // TURN_SLOTS) + 1):
                 self._turns.append(lambda: self._expire(table, replica, now))
-        if not shard.most_rows or len(shard) <= NEARLY_FULL * shard.most_rows:
+        if not shard.most_rows or life.spills or len(shard) <= NEARLY_FULL * shard.most_rows:
             return
         if not table.warned:
             table.warned = True
@@ -179,7 +195,7 @@ class Forgetting:
                 *(table.spec.name, shard.number, f"{len(shard):,}", f"{shard.most_rows:,}", life.max_bytes),
                 "pushes of new keys are refused" if life.evict == "refuse" else f"rows go, by evict={life.evict!r}",
             )
-        if life.evict != "refuse":
+        if life.evicts:
             self._turns.append(lambda: self._prepare(table, replica))
 
     def _next(self) -> None:
@@ -234,8 +250,7 @@ class Forgetting:
         chooser = self._choosers.get(replica)
         if chooser is None:
             life = replica.spec.life
-            evicts = life.max_bytes > 0 and life.evict != "refuse"
-            chooser = self._choosers[replica] = Chooser(Expiring(life.expire), Coldest(life) if evicts else None)
+            chooser = self._choosers[replica] = Chooser(Expiring(life.expire), Coldest(life) if life.evicts else None)
         return chooser
 
 
@@ -266,7 +281,7 @@ def ops_of_moment(shard: KeyedShard, life: RowLife, now: int) -> int:
     if not life.max_bytes:
         return 0
     ops = max(1, shard.version - shard.base_version)
-    uses, rows = max(1.0, shard.uses / ops), len(shard) / MOMENTS_PER_ROUND
+    uses, rows = max(1.0, shard.uses / ops), shard.resident / MOMENTS_PER_ROUND
     seconds = (now - shard.ages.marks[-1].time) / 1000 if shard.ages.marks else AGE_SECONDS
     least = ops / max(seconds, 0.001) / MAX_MOMENTS_PER_SECOND
     return int(min(max(1.0, rows / uses, least), MAX_OPS_OF_MOMENT))

@@ -173,7 +173,7 @@ class ServerMemory:
         """
         shard, life = need.shard, table.spec.life
         lacking = need.new - (0 if full else len(shard.rows) - shard.end + shard.index.free)
-        evicts = life.max_bytes > 0 and life.evict != "refuse" and not need.summed
+        evicts = life.max_bytes > 0 and life.evict != "refuse" and not life.spills and not need.summed
         others = len(shard) - (len(need.op.values) - need.new)
         if lacking <= 0 and not need.summed and not shard.index.growth(len(need.op.values)):
             return 0

@@ -20,7 +20,8 @@ from dps.engine.core.requests.forwards import Forward, Forwards, Successor
 from dps.engine.core.shards.states import ReplicaState
 from dps.engine.server.beside_thread import WORK_SECONDS, Carrier, Outcome
 from dps.engine.state.ops import Op, TableSpec
-from dps.engine.state.shard import make_shard
+from dps.engine.state.shard import KeyedShard, make_shard
+from dps.engine.state.spill import attach_file
 from dps.engine.state.transfer import Dump
 from dps.engine.wire import frames
 from dps.engine.wire.frames import encode_header, pack_arrays, padded
@@ -80,9 +81,16 @@ class ReplicaPart(NamedTuple):
         return request._replace(keys=keys, start=start, values=values[a:b], unborn=unborn)
 
 
-def new_replicas(spec: TableSpec, shards: Iterable[int]) -> list[Replica]:
-    """Replicas of these shards with initial rows, which take long to make. Any thread may do it."""
-    return [Replica(spec, number, make_shard(spec, number)) for number in shards]
+def new_replicas(spec: TableSpec, shards: Iterable[int], directory: str | None = None) -> list[Replica]:
+    """Replicas of these shards with initial rows, which take long to make. Any thread may do it.
+
+    `directory` is where shards may have files of rows.
+    """
+    replicas = [Replica(spec, number, make_shard(spec, number)) for number in shards]
+    for replica in replicas:
+        if isinstance(replica.shard, KeyedShard):
+            attach_file(replica.shard, directory)
+    return replicas
 
 
 # ---- Feeds of joiners

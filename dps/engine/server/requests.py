@@ -29,6 +29,7 @@ from dps.engine.core.shards.rows import all_finite
 from dps.engine.server.beside_thread import Carrier
 from dps.engine.server.changes import Changes
 from dps.engine.server.closings import Closings, Settled
+from dps.engine.server.dumps import Dumps
 from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
@@ -44,14 +45,13 @@ from dps.engine.state.op_views import CloseOp
 from dps.engine.state.ops import OLDER, Op, TableSpec
 from dps.engine.state.scan import scan
 from dps.engine.state.shard import KeyedShard
-from dps.engine.state.transfer import Joining
 from dps.engine.telemetry.reports import ServerReport
 from dps.engine.telemetry.server_meter import ServerMeter, TableMeter
 from dps.engine.telemetry.snapshot import ServerAnswer
 from dps.engine.wire import frames
-from dps.engine.wire.frames import BORN, Header, encode_header, unpack_arrays
+from dps.engine.wire.frames import BORN, Header, encode_header
 from dps.engine.wire.handshake import of_servers
-from dps.engine.wire.headers import DumpPiece, Scan
+from dps.engine.wire.headers import Scan
 from dps.engine.wire.messages import Placement, ShardPlace, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.engine.wire.rights import TO_SERVER, guarded
@@ -97,6 +97,8 @@ class ServerRole:
         Returns seconds since 1970, for the ages of rows.
     memory : int
         Bytes that all tables together may take; 0: any number.
+    directory : str, optional
+        Where tables with ``evict="spill"`` have their files; by default where the system has temporary files.
     """
 
     def __init__(
@@ -111,8 +113,9 @@ class ServerRole:
         meters: ServerMeter | None = None,
         wall: Callable[[], float] = time.time,
         memory: int = 0,
+        directory: str | None = None,
     ):
-        self.endpoint, self.session, self.number = endpoint, session, number
+        self.endpoint, self.session, self.number, self.directory = endpoint, session, number, directory
         self.tables: dict[int, ServerTable] = {}
         self._dropped: collections.deque[int] = collections.deque(maxlen=MAX_DROPPED)
         self.epoch, self.stopped = 0, False
@@ -142,7 +145,7 @@ class ServerRole:
             frames.GONE: GoneReaders(self.ops, self.leased, self._refuse).answer,
             frames.STATUS: self._status,
             frames.REPLICATE: self._beside(self._replicate),
-            frames.DUMP: self._take_dump,
+            frames.DUMP: Dumps(number, directory, self._table).take,
         }
         self.handlers = guarded(TO_SERVER, handlers)
 
@@ -163,6 +166,12 @@ class ServerRole:
         self.large.close()
         self.heartbeat.stop()
         self.relay.close()
+        self._forget_tables()
+
+    def _forget_tables(self) -> None:
+        for table in self.tables.values():
+            for replica in table.replicas.values():
+                replica.shard.close_file()
         self.tables.clear()
 
     def fail(self, error: Exception) -> MovedError:
@@ -179,7 +188,7 @@ class ServerRole:
             self.functions.close()
             self.large.close()
             self.relay.close()
-            self.tables.clear()
+            self._forget_tables()
             for connection in list(self.endpoint.connections):
                 connection.transport.abort()
         return MovedError(f"server {self.number} has failed: {why}")
@@ -213,7 +222,7 @@ class ServerRole:
     def create(self, spec: TableSpec, shards: Iterable[int]) -> None:
         """Make a table with initial replicas of these shards; a placement gives them their roles."""
         spec = spec.opened()
-        self.take_table(spec, new_replicas(spec, shards))
+        self.take_table(spec, new_replicas(spec, shards, self.directory))
 
     def take_table(self, spec: TableSpec, replicas: list[Replica]) -> None:
         """Take up a new table with these replicas."""
@@ -549,25 +558,3 @@ class ServerRole:
         if header.epoch < replica.fence:
             shard = f"shard {replica.number} of table {replica.spec.name!r}"
             raise FencedError(f"{shard} takes no ops of epoch {header.epoch} any more")
-
-    def _take_dump(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        """A piece of a dump of a shard that this server is to hold: its beginning, rows, or its end."""
-        table, piece = self._table(header), DumpPiece.of(header)
-        meta, arrays = unpack_arrays(piece.text_bytes, body)
-        replica = table.replicas.get(piece.shard)
-        if piece.content == 0:
-            if piece.epoch <= table.elsewhere.get(piece.shard, -1):  # it is late: the server is not to join any more
-                raise FencedError(f"server {self.number} no longer takes shard {piece.shard} of epoch {piece.epoch}")
-            if replica is not None and (not replica.joining or piece.epoch < replica.fence):
-                raise DPSError(f"server {self.number} does not begin shard {piece.shard} anew at {piece.epoch}")
-            joining = Joining(table.spec, piece.shard)
-            joining.begin(meta, [array.copy() for array in arrays])
-            replica = table.replicas[piece.shard] = Replica(table.spec, piece.shard, joining)
-            replica.joining, replica.fence = True, piece.epoch
-        elif replica is None or not replica.joining or piece.epoch < replica.fence:
-            raise DPSError(f"server {self.number} does not wait for shard {piece.shard} of {table.spec.name!r}")
-        elif piece.content == 1:
-            replica.shard.add(meta, arrays)
-        else:
-            replica.shard, replica.joining = replica.shard.finish(), False
-        connection.reply(Header(frames.OK, request=header.request))

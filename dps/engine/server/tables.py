@@ -186,6 +186,9 @@ class ServerTable(TableState):
             for a in range(0, count, step):
                 b = min(a + step, count)
                 gather(shard.rows, found.rows[a:b], out[a:b])
+                if shard.spilled and shard.spill is not None:  # an error is answered, so nothing may have left before
+                    shard.spill.peek(found.keys[a:b], found.rows[a:b], out[a:b])
+                    continue
                 connection.write(view[passed : begin + b * self.row_bytes])
                 passed = begin + b * self.row_bytes
         if passed < len(view):
@@ -210,7 +213,7 @@ class ServerTable(TableState):
         answer = Header(frames.OK, request=header.request, count=header.count, body=padded(nbytes) + len(certificate))
         view[:HEADER_SIZE] = encode_header(answer)
         out = buffer[HEADER_SIZE : HEADER_SIZE + nbytes].view(self.dtype).reshape(header.count, self.spec.dim)
-        step, passed = max(1, PIECE_BYTES // self.row_bytes), 0
+        step, passed, spills = max(1, PIECE_BYTES // self.row_bytes), 0, self.spec.life.spills
         for replica, keys, start, first, last in parts:
             if repeated is not None and self._kept_answer(replica, repeated, out[first:last]):
                 continue
@@ -222,7 +225,7 @@ class ServerTable(TableState):
                 else:
                     replica.shard.pull(keys[a - first : b - first], out[a:b])
                 ready = HEADER_SIZE + b * self.row_bytes
-                if ready - passed >= PIECE_BYTES:
+                if ready - passed >= PIECE_BYTES and not spills:  # its error is answered, so nothing has left before
                     connection.write(view[passed:ready])
                     passed = ready
         if passed < len(view):
@@ -280,13 +283,17 @@ class ServerTable(TableState):
         shards = [replica.shard for replica in self.replicas.values() if replica.primary]
         counted = [shard.admission for shard in shards if shard.admission is not None]
         return Turnover(
-            full=max((len(shard) / shard.most_rows for shard in shards if shard.most_rows), default=0.0),
+            full=max((shard.resident / shard.most_rows for shard in shards if shard.most_rows), default=0.0),
             evicted=sum(shard.evicted for shard in shards),
             expired=sum(shard.expired for shard in shards),
             refused=self.refused,
             admitted=sum(each.admitted for each in counted),
             dropped=sum(each.dropped for each in counted),
             waiting=sum(map(len, counted)),
+            spilled=sum(shard.spilled for shard in shards),
+            brought=sum(shard.spill.brought for shard in shards if shard.spill is not None),
+            spill_bytes=sum(shard.spill.file_bytes for shard in shards if shard.spill is not None),
+            written=sum(shard.spill.written for shard in shards if shard.spill is not None),
         )
 
     def held(self) -> HeldRows:

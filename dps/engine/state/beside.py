@@ -19,9 +19,10 @@ import numpy as np
 from dps.engine.core.shards.growing import filling_rows
 from dps.engine.core.shards.rows import leave_pages
 from dps.engine.state.custom import Custom
+from dps.engine.state.deletion import compact
 from dps.engine.state.op_views import DeleteOp, SteppedOp
 from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, NO_CLOCK, PUSH, ROWS, Op
-from dps.engine.state.shard import KeyedShard, Shard, compact, takes_memory
+from dps.engine.state.shard import KeyedShard, Shard, takes_memory
 
 __all__ = ["Compaction", "MadeBeside", "close_is_large", "forget", "gone_of", "is_large", "worth_it"]
 
@@ -136,6 +137,8 @@ class Compaction:
 
 def worth_it(shard: Shard, op: Op) -> bool:
     """Whether an op of a large request is to be carried out beside the shard."""
+    if shard.spec.life.spills:  # a twin would share its file
+        return False
     if op.rule == CLOSE:
         sums = shard.sums if shard.spec.keyed and shard.closes(op) else None
         if sums is None or isinstance(shard.spec.optimizer, Custom):

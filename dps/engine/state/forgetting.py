@@ -146,7 +146,7 @@ def _by_function(function: EvictByFunction, shard: KeyedShard, rows: np.ndarray)
     return function(shard.rows[rows, : shard.dim], uses, shard.ages.seconds_since(moments))
 
 
-RANKS: dict[str, Ranks] = {"lru": _by_use, "lfu": _by_count, "norm": _by_norm}
+RANKS: dict[str, Ranks] = {"lru": _by_use, "spill": _by_use, "lfu": _by_count, "norm": _by_norm}
 
 
 class Coldest:

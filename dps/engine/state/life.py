@@ -17,10 +17,11 @@ from dps.engine.state.own_ranks import EvictByFunction, evict_of
 from dps.engine.state.recipes import Description, Recipe, converted, flag, from_dict, is_number, number
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["EVICT", "MAX_GONE", "NEVER", "AdmitByCount", "ExpireSmall", "ExpireUnused", "Expiry", "RowLife"]
-__all__ += ["bytes_of", "bytes_within", "life_of", "record_columns", "rows_within"]
+__all__ = ["EVICT", "FLAG_BYTES", "MAX_GONE", "NEVER", "AdmitByCount", "ExpireSmall", "ExpireUnused", "Expiry"]
+__all__ += ["RowLife", "bytes_of", "bytes_within", "life_of", "record_columns", "rows_within"]
 
-EVICT = ("lru", "lfu", "norm", "refuse")
+SPILL = "spill"
+EVICT = ("lru", "lfu", "norm", "refuse", SPILL)
 NEVER = "never"  # the admission of a table whose set of rows is frozen
 SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 SECONDS |= {"ms": 0.001, "d": 86400.0, "day": 86400.0, "w": 604800.0, "week": 604800.0}
@@ -248,14 +249,19 @@ class RowLife:
         if self.evict not in EVICT and not isinstance(self.evict, EvictByFunction):
             known = ", ".join(map(repr, EVICT))
             raise InputError(f"evict is one of {known}, or a function of rows, not {self.evict!r}")
+        if self.spills and self.expire:
+            raise InputError(
+                "expire= and evict='spill' do not go together: rows in a file are not looked at. Take evict='lru' with "
+                "expire=, or evict='spill' without"
+            )
         if not (self.admit is None or self.admit == NEVER or isinstance(self.admit, AdmitByCount)):
             raise InputTypeError(f"admit is a rule such as dps.AdmitByCount(3), or 'never', not {self.admit!r}")
         if not isinstance(self.remember, int) or isinstance(self.remember, bool) or self.remember < 0:
             raise InputError(f"remember is {self.remember!r} but must be True, or a whole number of keys, 0 or more")
-        if self.remember and not (self.expire or (self.max_bytes and self.evict != "refuse")):
+        if self.remember and not (self.expire or (self.max_bytes and self.evict not in ("refuse", SPILL))):
             raise InputError(
                 f"remember={self.remember} keeps keys of rows that go by themselves, and no rows go here: add expire=, "
-                "or max_bytes= with an evict= other than 'refuse'"
+                "or max_bytes= with an evict= other than 'refuse' and 'spill'"
             )
 
     @property
@@ -287,6 +293,21 @@ class RowLife:
     def counts_pulls(self) -> bool:
         """Whether a pull of a row is a use of it."""
         return any(isinstance(rule, ExpireUnused) and rule.by == "use" for rule in self.expire)
+
+    @property
+    def spills(self) -> bool:
+        """Whether rows go to a file when the budget is full."""
+        return self.max_bytes > 0 and self.evict == SPILL
+
+    @property
+    def evicts(self) -> bool:
+        """Whether rows go for good when the budget is full."""
+        return self.max_bytes > 0 and self.evict not in ("refuse", SPILL)
+
+    @property
+    def notes_pulls(self) -> bool:
+        """Whether a primary notes which rows were pulled."""
+        return self.counts_pulls or self.spills
 
     @property
     def has_records(self) -> bool:

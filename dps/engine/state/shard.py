@@ -46,6 +46,7 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.records import note_pulls
 from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
+from dps.engine.state import deletion
 from dps.engine.state.admission import Admission
 from dps.engine.state.ages import Ages, begin_moment
 from dps.engine.state.custom import Custom
@@ -72,12 +73,12 @@ from dps.engine.state.ops import (
     TableSpec,
     WholeShard,
 )
-from dps.engine.state.partition import bound, distinct, shard_bits
+from dps.engine.state.partition import bound, shard_bits
 from dps.engine.state.snapshot import CHANGED, Cut, CutShard
+from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 
-__all__ = ["KEYS_FREED_AT_ONCE", "NO_INDEX", "DenseShard", "DenseSums", "KeyedShard", "KeyedSums", "Shard", "Sums"]
-__all__ += ["clear", "compact", "delete", "free_vacant", "make_shard", "vacate"]
+__all__ = ["NO_INDEX", "DenseShard", "DenseSums", "KeyedShard", "KeyedSums", "Shard", "Sums", "make_shard"]
 
 
 # ---- The sums of an open clock: what was pushed at it to a table that aggregates, row by row
@@ -257,7 +258,7 @@ class Shard(CutShard):
         self.moves = 0  # how often that has changed, or rows may have moved otherwise than by an op
         self.twin: Shard | None = None  # for which another thread reads the memory of this shard: see `beside.py`
         self.made_beside: OpBeside | None = None  # the next op, carried out beside the shard
-        self.compacted_at_once = COMPACTED_AT_ONCE
+        self.compacted_at_once = deletion.COMPACTED_AT_ONCE
         self.discarded: list[np.ndarray] = []  # arrays whose memory is to be given back beside the loop
         self.numbers = {}  # clock -> the optimizer's numbers at that clock
         self.row_start = spec.row_start()  # what a new row holds
@@ -296,8 +297,7 @@ class Shard(CutShard):
         if op.rule == DELETE:
             self.evicted += len(op.values) * (op.rows == EVICTED)
             self.expired += len(op.values) * (op.rows == EXPIRED)
-            if self.gone is not None and op.rows in (EVICTED, EXPIRED):
-                assert op.keys is not None  # because it is of the primary's own
+            if self.gone is not None and op.keys is not None and op.rows in (EVICTED, EXPIRED):
                 self.gone.note(op.keys, op.rows)
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
@@ -464,15 +464,13 @@ class Shard(CutShard):
         if self.cut is not None:
             raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut at clock {self.cut.clock}")
         self.cut = Cut(self, clock, changed_only)
-        self.pin()
         return self.cut
 
     def end_cut(self) -> None:
         """End the cut, because it has been read or is given up."""
         if self.cut is not None:
-            self.cut.end()
-            self.cut = None
-            self.unpin()
+            cut, self.cut = self.cut, None
+            cut.end()
 
     def pin(self) -> None:
         """Let every row keep its number, and every key its row, until :meth:`unpin`."""
@@ -524,7 +522,7 @@ class Shard(CutShard):
     @property
     def kept(self) -> int:
         """Bytes of the rows' array in which no row is."""
-        return (len(self.rows) - len(self)) * self.width * self.rows.itemsize
+        return (len(self.rows) - len(self) + self.spilled) * self.width * self.rows.itemsize
 
     @property
     def is_untidy(self) -> bool:
@@ -574,6 +572,9 @@ class Shard(CutShard):
         if self.cut is not None:
             assert twin.cut is not None
             self.cut.follow(twin.cut)
+
+    def close_file(self) -> None:
+        """Give back the file in which rows may be, because the shard is dropped, or its server ends."""
 
     def give_up(self) -> list[np.ndarray]:
         """Have no rows any more, because the shard is dropped; the arrays in which they were."""
@@ -625,9 +626,9 @@ class Shard(CutShard):
 
 # ---- Dense and keyed shards
 
-# Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
-MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
+MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25  # by which rows grow at a time: larger steps would stall requests
 MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
+PIECE_ROWS = 1 << 14  # of a file, that come to memory at a time
 
 
 class DenseShard(Shard):
@@ -729,7 +730,8 @@ class KeyedShard(Shard):
         # The hashes of keys begin alike in a shard only if these hashes chose the shard.
         self.index = self.new_index()
         self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
-        self.pulled = np.zeros(0, np.uint8) if spec.life.counts_pulls else None
+        self.spill: SpilledRows | None = None  # where rows lie that the budget has no room for, with evict="spill"
+        self.pulled = np.zeros(0, np.uint8) if spec.life.notes_pulls else None
         self.scratch = np.empty(1024, np.int64)
 
     def new_index(self) -> KeyIndex:
@@ -740,6 +742,11 @@ class KeyedShard(Shard):
         return index
 
     def __len__(self) -> int:
+        return self.resident + self.spilled
+
+    @property
+    def resident(self) -> int:
+        """How many of the rows are in memory."""
         return self.index.end - self.vacancies
 
     @property
@@ -749,15 +756,16 @@ class KeyedShard(Shard):
     @property
     def nbytes(self) -> int:
         vacant = 0 if self.vacant is None else self.vacant.nbytes
-        return self.rows.nbytes + self.index.nbytes + vacant + self._nbytes_aside
+        spill = 0 if self.spill is None else self.spill.nbytes
+        return self.rows.nbytes + self.index.nbytes + vacant + spill + self._nbytes_aside
 
     def keys(self) -> np.ndarray:
-        """The keys of all rows, in the order of their row numbers."""
+        """The keys of all rows in memory, in the order of their row numbers."""
         keys = keys_of(self.index.tables, self.end)
         return keys if self.vacant is None else keys[self.vacant[: self.end] == 0]
 
     def all_rows(self) -> np.ndarray:
-        """All rows, with all columns, in the same order; a view where no row is vacant."""
+        """These rows, with all columns, in the same order; a view where no row is vacant."""
         rows = self.rows[: self.end]
         return rows if self.vacant is None or not self.vacancies else rows[self.vacant[: self.end] == 0]
 
@@ -766,10 +774,22 @@ class KeyedShard(Shard):
 
     def pull(self, keys: np.ndarray, out: np.ndarray) -> None:
         """Copy the values of `keys` into `out` [m, dim]. A row that does not exist reads as its initial value."""
+        if self.spilled and self.spill is not None and not self.pins:
+            for part in self._parts(len(keys)):
+                self._pull(keys[part], out[part], self.spill)
+        else:
+            self._pull(keys, out, None)
+
+    def _pull(self, keys: np.ndarray, out: np.ndarray, spill: SpilledRows | None) -> None:
+        """The same; rows of a file come to memory with `spill`."""
+        if spill is not None:
+            spill.bring(keys, creates=False)
         index = self._rows_of(len(keys))
         missing = self.index.find(keys, index)
         gather(self.rows, index, out)
         note_pulls(self, index)
+        if missing and self.spilled and self.spill is not None:
+            index[self.spill.peek(keys, index, out)] = 0  # so that they are not filled
         if missing and not self.absent_start.has_zeros:
             fill_missing(out, keys, index, self.absent_start)
 
@@ -781,6 +801,8 @@ class KeyedShard(Shard):
         if self.vacancies:
             assert self.vacant is not None
             there[there] = self.vacant[index[there]] == 0
+        if self.spilled and self.spill is not None:
+            there |= self.spill.holds(keys)
         return there
 
     def unborn(self, op: Op) -> np.ndarray | None:
@@ -799,8 +821,7 @@ class KeyedShard(Shard):
         """As :meth:`reserve`, for an op on `count` rows of which `new` are new."""
         rows = self.rows_with(new)
         if rows > len(self.rows):
-            # Large blocks grow without a copy: see `growing.pyx`. refcheck=False is safe, because no view of the rows
-            # lives from one request to the next.
+            # Without a copy: see `growing.pyx`. refcheck=False is safe, because no view of rows outlives a request.
             self.rows.resize((rows, self.width), refcheck=False)
             for flags in (self.changed, self.vacant, self.pulled):
                 if flags is not None:
@@ -813,13 +834,11 @@ class KeyedShard(Shard):
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
             raise LimitError(f"{where} would hold {need} rows, and {MAX_ROWS} at most: make the table with more shards")
-        if need <= have:
-            return have
         growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
         step = (MIN_GROWTH_BYTES if self.thrifty else growth_bytes) // (self.width * self.rows.itemsize)
         if self.most_rows:
             step = min(step, self.most_rows - have)
-        return max(need, have + step + 1)
+        return have if need <= have else max(need, have + step + 1)
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:
@@ -841,23 +860,86 @@ class KeyedShard(Shard):
     def give_up(self) -> list[np.ndarray]:
         arrays = super().give_up()
         self.index = KeyIndex(self.index.bits)
-        self.most_rows = 0
+        self.most_rows, self.spilled = 0, 0
+        self.close_file()
         return arrays
+
+    def close_file(self) -> None:
+        if self.spill is not None:
+            self.spill.close()
+            self.spill = None
 
     def expect(self, rows: int) -> None:
         """Make room for that many rows at once, in a shard that has none, before they are loaded."""
+        rows = min(rows, self.most_rows) if self.spill is not None else rows
         self.rows = filling_rows(rows, self.width, self.spec.dtype)
         self.pulled = None if self.pulled is None else np.zeros(len(self.rows), np.uint8)
         if not self.most_rows:
             self.index.reserve(rows)
 
     def load(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Replace whole rows (all columns), creating those that are new. Not allowed while a cut is open."""
+        """Replace whole rows (all columns), creating those that are new. Not allowed while a cut is open.
+
+        Rows for which the budget has no room in memory go to the file, unless the shard is pinned.
+        """
+        if self.spill is not None and not self.pins and self.resident + len(keys) > self.most_rows:
+            self.load_spilled(keys, rows)
+            return
+        if self.spilled and self.spill is not None:
+            self.spill.forget(keys)
+        self.put_in_memory(keys, rows)
+
+    def load_spilled(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Replace whole rows that are in a file where they come from: those that are in memory here, stay there."""
+        assert self.spill is not None
+        there = self._is_resident(keys)
+        self.put_in_memory(keys[there], rows[there])
+        self.spill.put(keys[~there], rows[~there])
+
+    def _is_resident(self, keys: np.ndarray) -> np.ndarray:
+        index = self._rows_of(len(keys))
+        self.index.find(keys, index)
+        return index >= 0
+
+    def put_in_memory(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Let whole rows be in memory. A cut that is not complete has those that come from the file, too."""
         index, end = self._rows_of(len(keys)), self.end
         self.reserve(len(keys))
         self.index.insert(keys, index)
         self.rows[slice(end, self.end) if self.end == end + len(keys) else index] = rows
         occupy(self, index)
+        if self.cut is not None:
+            self.cut.existing = self.end
+
+    def reset_rows(self, keys: np.ndarray, index: np.ndarray) -> None:
+        """Give rows[index[i]] the initial values and state of their keys, because they go."""
+        values = np.empty((len(keys), 0), self.rows.dtype)
+        change(self, Op(DELETE, keys, 0, values, self.clock, 1), index, 0)
+
+    # -- ops, where rows lie in a file
+
+    def make_room(self, op: Op, count: int) -> None:
+        if not self.spilled or op.rule == DELETE:  # else as many rows go as come, and few of the keys are new
+            super().make_room(op, count)
+
+    def step_rows(self, op: Op) -> None:
+        if self.spill is None or op.keys is None:
+            step(self, op)
+            return
+        parts = self._parts(len(op.keys))
+        for part in [op] if len(parts) == 1 else [op_part(op, part) for part in parts]:
+            assert part.keys is not None
+            self.spill.bring(part.keys, creates=True)
+            step(self, part)
+
+    def _parts(self, count: int) -> list[slice]:
+        """So many keys in parts, each of which has room in memory at a time."""
+        size = max(1, self.most_rows // 2)
+        return [slice(a, a + size) for a in range(0, count, size)]
+
+    def track_changes(self) -> None:
+        if self.spill is None:  # else checkpoints are full ones, because rows in the file have no flags
+            super().track_changes()
 
     # -- deletion
 
@@ -868,10 +950,26 @@ class KeyedShard(Shard):
             self.cut.reserve(len(self.index) if count is None else count)
 
     def delete_rows(self, op: Op) -> None:
+        if self.spilled and self.spill is not None:
+            self._delete_spilled(self.spill, op)
         if DeleteOp.takes_all(op) and not self.pins:
-            clear(self)
+            deletion.clear(self)
         else:
-            delete(self, op)
+            deletion.delete(self, op)
+
+    def _delete_spilled(self, spill: SpilledRows, op: Op) -> None:
+        """Delete the rows of the op that are in the file; those that an open cut may need come to memory first."""
+        every, keys = DeleteOp.takes_all(op), NO_INDEX if op.keys is None else op.keys
+        if self.cut is not None and not self.cut.is_complete:
+            reader = spill.reader(frozen=True)
+            while every and (piece := reader.piece(PIECE_ROWS)) is not None:
+                spill.bring(piece[0], creates=False)
+            reader.close()
+            spill.bring(keys, creates=False)
+        elif every:
+            spill.clear()
+        else:
+            spill.forget(keys)
 
     def pin(self) -> None:
         super().pin()
@@ -888,14 +986,20 @@ class KeyedShard(Shard):
 
     @property
     def is_sparse(self) -> bool:
-        return self.twin is None and is_sparse(self)
+        return self.twin is None and deletion.is_sparse(self)
 
     def tidy(self) -> None:
         if self.is_untidy:
-            free_vacant(self, KEYS_FREED_AT_ONCE)
+            deletion.tidy(self)
 
     def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selected:
         if keys is None:
+            if self.spilled:
+                raise InputError(
+                    f"shard {self.number} of table {self.spec.name!r} has {self.spilled} of its {len(self)} rows in a "
+                    "file (evict='spill'), and a function of all rows sees those in memory only: name the keys, or "
+                    "pull ranges of keys"
+                )
             occupied = self.vacant[: self.end] == 0 if self.vacant is not None and self.vacancies else None
             return WholeShard(self.index.tables, self.rows[: self.end], occupied)
         index = np.empty(len(keys), np.int64)
@@ -903,6 +1007,8 @@ class KeyedShard(Shard):
         present = index >= 0
         if self.vacant is not None:
             present[present] = self.vacant[index[present]] == 0
+        if self.spilled and self.spill is not None:
+            present |= self.spill.holds(keys)
         return Selection(keys, 0, self._whole_rows(keys), False, present)
 
     def _values(self, op: Op) -> np.ndarray:
@@ -920,6 +1026,8 @@ class KeyedShard(Shard):
         missing = self.index.find(keys, index)
         rows = np.zeros((len(keys), self.width), self.spec.dtype)
         gather(self.rows, index, rows)
+        if missing and self.spilled and self.spill is not None:
+            index[self.spill.peek(keys, index, rows)] = 0  # so that they are not filled
         if missing:
             new = np.flatnonzero(index < 0)
             fill_new(rows, keys[new], new, 0, self.row_start)
@@ -947,6 +1055,13 @@ def takes_memory(shard: Shard, op: Op) -> bool:
     return not shard.spec.keyed and op.rule == ROWS and whole and has_its_memory(op.values) and shard.cut is None
 
 
+def op_part(op: Op, part: slice) -> Op:
+    """An op on some of its rows."""
+    assert op.keys is not None
+    after = None if op.after is None else op.after[part]
+    return op._replace(keys=op.keys[part], values=op.values[part], after=after)
+
+
 def copy_of(rows: np.ndarray) -> np.ndarray:
     """A copy of rows that can grow as they can."""
     copied = growing_rows(len(rows), rows.shape[1], rows.dtype)
@@ -957,114 +1072,3 @@ def copy_of(rows: np.ndarray) -> np.ndarray:
 def has_its_memory(array: np.ndarray) -> bool:
     """Whether an array is no view of another: its memory is numpy's own, or a block."""
     return array.flags.owndata or isinstance(array.base, Block)
-
-
-# ---- Deletion: rows of a keyed shard that go, and the memory that they give back
-
-KEYS_FREED_AT_ONCE = 1 << 14  # 3 ms of work
-COMPACT_AT_ROWS = 1024  # free rows: fewer are not worth moving others
-COMPACTED_AT_ONCE = (
-    1 << 17
-)  # rows that a compaction leaves, which take 10 ms; more are compacted beside a server's loop
-MAX_LISTS = 64  # of keys that were deleted since the base: more become one
-MAX_REMOVED_KEYS = 1 << 16  # such keys: if there are more of them than of rows, too, the next checkpoint is a full one
-
-
-def delete(shard: KeyedShard, op: Op) -> None:
-    """Delete the rows of the op, those that there are."""
-    keys = shard.index.keys() if DeleteOp.takes_all(op) else op.keys
-    assert keys is not None
-    index = np.empty(len(keys), np.int64)
-    shard.index.find(keys, index)
-    index, first = np.unique(index, return_index=True)
-    keys, index = keys[first[index >= 0]], index[index >= 0]
-    if not len(keys):
-        return
-    shard.reserve_deletion(len(keys))
-    if shard.changed is not None:
-        is_inside = shard.cut is None or shard.cut.includes(op)
-        (shard.removed if is_inside else shard.removed_later).append(keys)
-    change(shard, op._replace(keys=keys, values=np.empty((len(keys), 0), shard.rows.dtype)), index, 0)
-    vacate(shard, keys)
-    free_vacant(shard, KEYS_FREED_AT_ONCE + len(keys))
-    bound_removed(shard)
-
-
-def vacate(shard: KeyedShard, keys: np.ndarray) -> None:
-    """Let these keys, distinct and in the index, have no row in the table. The rows have initial values already."""
-    index = np.empty(len(keys), np.int64)
-    shard.index.find(keys, index)
-    shard.reserve_deletion(0)
-    assert shard.vacant is not None
-    shard.vacancies += len(keys) - int(np.count_nonzero(shard.vacant[index]))
-    shard.vacant[index] = 1
-    shard.deleted.append(keys)
-
-
-def clear(shard: KeyedShard) -> None:
-    """Delete all rows of a shard that nothing pins, and give all their memory back."""
-    if shard.changed is not None and len(shard) > MAX_REMOVED_KEYS:  # a full checkpoint of what comes now is smaller
-        shard.changed, shard.removed = None, []
-    elif shard.changed is not None:
-        shard.removed.append(shard.keys())
-        shard.changed = np.zeros(0, np.uint8)
-        bound_removed(shard)
-    shard.discarded = [shard.rows, *shard.index_tables]
-    shard.index = shard.new_index()
-    shard.rows = growing_rows(0, shard.width, shard.spec.dtype)
-    shard.vacant, shard.vacancies, shard.deleted = None, 0, []
-    shard.pulled = None if shard.pulled is None else np.zeros(0, np.uint8)
-
-
-def bound_removed(shard: KeyedShard) -> None:
-    """Stop tracking changes when an increment would have more keys to remove than a full checkpoint has rows."""
-    if shard.pins or shard.changed is None or len(shard.removed) <= MAX_LISTS:
-        return
-    removed = distinct(np.concatenate(shard.removed))
-    shard.removed = [removed]
-    if len(removed) > max(MAX_REMOVED_KEYS, len(shard)):
-        shard.changed, shard.removed = None, []
-
-
-def free_vacant(shard: KeyedShard, most: int) -> None:
-    """Free the rows of so many deleted keys that have not come again, unless something pins them."""
-    if shard.pins or not shard.deleted:
-        return
-    while shard.deleted and most > 0:
-        keys = shard.deleted.pop()
-        if len(keys) > most:
-            shard.deleted.append(keys[most:])
-        keys = keys[:most]
-        most -= len(keys)
-        index = np.empty(len(keys), np.int64)
-        shard.index.find(keys, index)
-        assert shard.vacant is not None
-        keys, index = keys[index >= 0], index[index >= 0]  # a key may be listed twice
-        shard.index.remove(keys[shard.vacant[index] != 0])
-    if is_sparse(shard) and len(shard) <= shard.compacted_at_once:
-        compact(shard)
-
-
-def is_sparse(shard: KeyedShard) -> bool:
-    """Whether more than half of the rows are free, and may be given back."""
-    free = shard.end - len(shard.index)
-    if shard.most_rows:  # its index has its size for good, and new rows take the free ones
-        return False
-    return not shard.pins and not shard.deleted and free >= COMPACT_AT_ROWS and free > shard.end // 2
-
-
-def compact(shard: KeyedShard) -> None:
-    """Move the last rows into the free ones, and give the memory behind them back."""
-    assert shard.vacant is not None
-    count, occupied = len(shard), shard.vacant[: shard.end] == 0
-    holes, last = np.flatnonzero(~occupied[:count]), count + np.flatnonzero(occupied[count:])
-    numbers = np.arange(shard.end)
-    numbers[last] = holes
-    shard.index.renumber(numbers)
-    shard.rows[holes] = shard.rows[last]
-    shard.rows.resize((count, shard.width), refcheck=False)
-    for flags in (shard.changed, shard.pulled):
-        if flags is not None:
-            flags[holes] = flags[last]
-            flags.resize(count, refcheck=False)
-    shard.vacant, shard.vacancies = None, 0

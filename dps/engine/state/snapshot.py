@@ -38,8 +38,10 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.records import use
 from dps.engine.core.shards.states import CutState, ShardState
 from dps.engine.state.admission import Admission
+from dps.engine.state.disk_rows import Reader
 from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, Op, TableSpec
 from dps.engine.state.partition import distinct
+from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError
 
 __all__ = ["CHANGED", "LATER", "Cut", "CutShard", "Piece"]
@@ -64,8 +66,11 @@ class CutShard(ShardState, abc.ABC):
         Where changes are tracked: keys that were deleted since the base, and by ops outside the open cut.
     admission : Admission or None
         The keys that wait for their rows.
+    spill : SpilledRows or None
+        The rows that are in a file.
     """
 
+    spill: SpilledRows | None = None
     spec: TableSpec
     width: int
     failure: FunctionError | None
@@ -86,6 +91,14 @@ class CutShard(ShardState, abc.ABC):
     @abc.abstractmethod
     def __len__(self) -> int:
         """How many rows the shard has."""
+
+    @abc.abstractmethod
+    def pin(self) -> None:
+        """Let every row keep its number, and every key its row, until :meth:`unpin`."""
+
+    @abc.abstractmethod
+    def unpin(self) -> None:
+        """Take one :meth:`pin` back."""
 
 
 class Cut(CutState):
@@ -147,8 +160,12 @@ class Cut(CutState):
         # The arguments of `keys_of` as of the moment when the cut was complete, until `fetch_keys` has used them.
         self._tables: tuple[tuple[np.ndarray, ...], int, np.ndarray] | None = None
         self._keys: np.ndarray | None = None  # of the cut's rows
+        self._spilled: Reader | None = None  # of the rows in a file, since the cut is complete
+        self._pins = False
         if clock is None:
             self.complete()
+        self._pins = True
+        shard.pin()
 
     @property
     def nbytes(self) -> int:
@@ -166,6 +183,9 @@ class Cut(CutState):
         if not self.is_complete:
             self.is_complete, self.stop = True, self.shard.end
             self.rows = count_wanted(self.place, self._flags, CHANGED, self.stop, self.shard.vacant)
+            if self.shard.spill is not None:
+                self._spilled = self.shard.spill.reader(frozen=True)
+                self.rows += self._spilled.rows
             if self.changed_only:
                 self.removed = distinct(np.concatenate([NO_KEYS, *self.shard.removed]))
             if self.shard.spec.keyed:
@@ -181,7 +201,7 @@ class Cut(CutState):
             self._keys, self._tables = keys_of(*self._tables), None
 
     def pieces(self, max_bytes: int) -> Iterator[Piece]:
-        """The rows in the order of their row numbers, about `max_bytes` bytes at a time.
+        """The rows in the order of their row numbers, about `max_bytes` bytes at a time; then those in a file.
 
         Ops may be applied between two pieces.
 
@@ -205,7 +225,7 @@ class Cut(CutState):
         for number in itertools.count():
             rows, a = buffers[number % 2], self.given
             if a >= self.stop:
-                return
+                break
             b, state = min(a + step, self.stop), (self.place, self.saved, self._flags)
             count, self.given = take_wanted(shard.rows, a, b, *state, CHANGED, rows, which, shard.vacant)
             chosen = which[:count]
@@ -215,6 +235,15 @@ class Cut(CutState):
                 yield (low + a, low + self.given), rows[:count]
             else:
                 yield chosen + low, rows[:count]
+        if self._spilled is not None:
+            self._unpin()  # because the cut does not ask for rows in memory any more
+            while (piece := self._spilled.piece(most)) is not None:
+                yield piece
+
+    def _unpin(self) -> None:
+        if self._pins:
+            self._pins = False
+            self.shard.unpin()
 
     def commit(self) -> None:
         """Make the cut the base from which changes are counted, because all its rows have been stored for good."""
@@ -263,6 +292,9 @@ class Cut(CutState):
 
     def end(self) -> None:
         """End the cut: rows that ops outside it have changed count as changed since the base."""
+        if self._spilled is not None:
+            self._spilled.close()
+        self._unpin()
         changed = self.shard.changed
         if changed is not None:
             changed |= changed >> 1

@@ -9,6 +9,8 @@ A dump pins its shard: keys that are new get rows behind all others, and deleted
 rows (`shard.py`). A piece has those too, because an op may name their keys again: the joining side then knows that
 the row is not one that is still to come.
 
+A shard with rows in a file gives those first, in rounds, before it is pinned: docs/design/rows.md, "Spill".
+
 Three things do not come with the rows. Open sums, and the counts of keys that wait for their rows, are complete from
 the beginning, because an op that is summed or only counted touches no row. The ledger comes with the last piece: the
 joining side cannot keep it on the way, because it would compute the answers that a ledger keeps from rows that it may
@@ -26,9 +28,12 @@ import numpy as np
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.ages import ages_to_dict, restore_ages
+from dps.engine.state.deletion import vacate
+from dps.engine.state.disk_rows import Reader
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.recipes import Description
-from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard, vacate
+from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard
+from dps.engine.state.spill import attach_file
 from dps.errors import FunctionError, ProtocolError
 
 __all__ = ["Dump", "Joining", "Listing", "digest", "first_difference"]
@@ -38,6 +43,8 @@ __all__ = ["Dump", "Joining", "Listing", "digest", "first_difference"]
 MAX_KEY_LISTINGS = 8
 # A shard with fewer rows lists its keys within 1 ms, so no thread is worth it.
 MIN_LISTED_ROWS = 1 << 16
+FEW_SPILLED = 1 << 12  # rows that have gone to the file since the last round over it: the last round gives them
+MAX_ROUNDS = 8
 
 Piece = tuple[Description, list[np.ndarray]]  # values for JSON, and arrays
 
@@ -74,14 +81,24 @@ class Dump:
 
     def __init__(self, shard: DenseShard | KeyedShard):
         self.shard = shard
-        shard.pin()
         self._version = shard.version
-        self._given = 0  # rows that pieces have given
-        # Free rows come before all that are new, and stay free while the shard is pinned.
-        self._free = shard.index.free_rows if isinstance(shard, KeyedShard) else NO_INDEX
+        self._given = 0  # rows in memory that pieces have given
         self._listed = Listing(NO_INDEX, None)
         self._key_listings = 0
-        self._done = self._closed = False
+        self._done = self._pins = False
+        self._file: Reader | None = None  # of the rows in a file, which pieces give first
+        self._rounds = 0  # over these
+        if isinstance(shard, KeyedShard) and shard.spill is not None:
+            self._file = shard.spill.reader(frozen=False)
+        else:
+            self._pin()
+
+    def _pin(self) -> None:
+        """Begin with the rows in memory."""
+        self._pins = True
+        self.shard.pin()
+        # Free rows come before all that are new, and stay free while the shard is pinned.
+        self._free = self.shard.index.free_rows if isinstance(self.shard, KeyedShard) else NO_INDEX
 
     def head(self) -> Piece:
         """Everything but rows and ledger. To be called before the shard changes again."""
@@ -114,6 +131,9 @@ class Dump:
             return None
         shard, first = self.shard, self._given
         count = max(1, max_bytes // (8 + shard.width * shard.rows.itemsize))
+        spilled = self._spilled_piece(count)
+        if spilled is not None:
+            return {"first": 0, "last": False, "spilled": True}, list(spilled)
         if not isinstance(shard, KeyedShard):
             end = min(len(shard), first + count)
             arrays, self._done = [shard.rows[first:end]], end == len(shard)
@@ -136,10 +156,28 @@ class Dump:
             arrays += ledger.values()
         return meta, arrays
 
+    def _spilled_piece(self, count: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The next rows in the file; None when all of them were given, and the shard is pinned."""
+        while self._file is not None:
+            piece = self._file.piece(count)
+            if piece is not None:
+                return piece
+            left = self._file.renew()
+            self._rounds += 1
+            if not left and self._pins:
+                self._file.close()
+                self._file = None
+            elif not self._pins and (left < FEW_SPILLED or self._rounds > MAX_ROUNDS):
+                self._pin()  # from here on, no row goes to the file
+        return None
+
     def close(self) -> None:
         """The shard may move its rows again, because the dump has ended or is given up."""
-        if not self._closed:
-            self._closed = True
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._pins:
+            self._pins = False
             self.shard.unpin()
 
     # -- the keys of rows
@@ -164,6 +202,8 @@ class Dump:
     def _needs_keys(self) -> bool:
         """Whether rows are to be given whose keys are not listed."""
         shard = self.shard
+        if self._file is not None:
+            return False
         return isinstance(shard, KeyedShard) and self._given == len(self._listed.keys) < len(shard.index)
 
     def _scan(self) -> Callable[[], Listing]:
@@ -178,7 +218,8 @@ class Dump:
 
 
 class _KeyedSoFar(KeyedShard):
-    """Some rows of a shard. Ops do not create the others, because the pieces of a dump will bring them."""
+    """Some rows of a shard. Ops do not change the others, because the pieces of a dump will bring them: those that are
+    not here yet, and those in the file, which an op brings to memory where they come from."""
 
     def step_rows(self, op: Op) -> None:
         super().step_rows(self._part(op))
@@ -194,14 +235,21 @@ class _KeyedSoFar(KeyedShard):
 
 
 class Joining:
-    """The receiving side: a shard made of the pieces of a :class:`Dump` and of the ops since its beginning."""
+    """The receiving side: a shard made of the pieces of a :class:`Dump` and of the ops since its beginning.
 
-    def __init__(self, spec: TableSpec, number: int):
+    `directory` is where the shard may have a file of rows.
+    """
+
+    def __init__(self, spec: TableSpec, number: int, directory: str | None = None):
         self.spec, self.number = spec, number
         # A dense shard has all its rows from the beginning. Ops may change those that are still to come, because a
         # piece replaces them whole.
         self._shard = _KeyedSoFar(spec, number) if spec.keyed else DenseShard(spec, number)
-        self._shard.pin()
+        self._pins = not spec.life.spills
+        if self._pins:
+            self._shard.pin()
+        elif isinstance(self._shard, KeyedShard):
+            attach_file(self._shard, directory)
         self._where = f"the dump of shard {number} of table {spec.name!r}"
         self._rows = 0  # rows that have come
         self._complete = False
@@ -244,6 +292,12 @@ class Joining:
     def add(self, meta: Description, arrays: list[np.ndarray]) -> None:
         """Add the values and arrays of :meth:`Dump.piece`."""
         shard, first = self._shard, meta["first"]
+        if isinstance(shard, KeyedShard) and shard.spill is not None and not self._pins:
+            if meta.get("spilled"):  # if an op changes one of these rows, it comes again, because it is in memory then
+                shard.spill.put(arrays[0], arrays[1])
+                return
+            self._pins = True
+            shard.pin()
         rows = arrays[1] if isinstance(shard, KeyedShard) else arrays[0]
         if self._complete or first != self._rows:
             raise ProtocolError(f"{self._where} goes on at row {first}, and {len(self)} rows are here")
@@ -254,7 +308,7 @@ class Joining:
         else:
             shard.load(shard.low + first, rows)
         self._rows += len(rows)
-        if isinstance(shard, KeyedShard) and len(shard.index) != self._rows:
+        if isinstance(shard, KeyedShard) and shard.spill is None and len(shard.index) != self._rows:
             raise ProtocolError(f"{self._where} holds a key twice")
         if meta["last"]:
             names = meta["ledger"]
@@ -267,6 +321,10 @@ class Joining:
     def apply(self, op: Op) -> bool:
         """Carry out an op of the shard on those of its rows that are here."""
         return self._shard.apply(op if self._complete else op._replace(origin=0, answer=False))
+
+    def close_file(self) -> None:
+        """The server ends."""
+        self._shard.close_file()
 
     def finish(self) -> DenseShard | KeyedShard:
         """The complete shard; ProtocolError if the last piece has not come."""
@@ -292,9 +350,14 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
     parts |= {f"sums {i}": array for i, array in enumerate(sums.to_arrays() if sums else ())}
     if not isinstance(shard, KeyedShard):
         return parts | {"rows": shard.rows}
-    keys = shard.keys()  # by key, because replicas may free rows at different times, and reuse others then
-    order = np.argsort(keys)
-    return parts | {"keys": keys[order], "rows": shard.all_rows()[order]}
+    keys, rows = shard.keys(), shard.all_rows()
+    if shard.spilled and shard.spill is not None:
+        reader = shard.spill.reader(frozen=False)
+        while (piece := reader.piece(MIN_LISTED_ROWS)) is not None:
+            keys, rows = np.concatenate([keys, piece[0]]), np.concatenate([rows, piece[1]])
+        reader.close()
+    order = np.argsort(keys)  # because replicas may free rows at different times, and reuse others then
+    return parts | {"keys": keys[order], "rows": rows[order]}
 
 
 def first_difference(a: DenseShard | KeyedShard, b: DenseShard | KeyedShard) -> str | None:

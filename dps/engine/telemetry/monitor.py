@@ -65,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 DIAGNOSIS_SECONDS = 1.0  # pause between two diagnoses of a run
 CURVE_SECONDS = 0.5  # time between two points of the curve of all servers
+WHEN_FULL = {"refuse": "pushes of new keys are refused", "spill": "its coldest rows go to files of the servers"}
 FAILURE_PAUSE_SECONDS = 60.0  # rest of the monitor after an error of its own
 # The monitor makes a snapshot each SNAPSHOT_SECONDS, until VIEWED_SECONDS after the last call of `view`.
 SNAPSHOT_SECONDS = 1.0
@@ -155,7 +156,7 @@ class Monitor:
         spec = next((spec for spec in self.membership.specs.values() if spec["id"] == number), None)
         if spec is not None:
             name, life = spec["name"], spec["life"]
-            then = "pushes of new keys are refused" if life["evict"] == "refuse" else "its coldest rows go"
+            then = WHEN_FULL.get(str(life["evict"]), "its coldest rows go")
             text = f"table {name!r} has nearly the {life['max_bytes']:,} bytes of max_bytes; beyond them, {then}"
             self.membership.note(text, stands=lambda: name in self.membership.specs)
 

@@ -92,7 +92,7 @@ class TableCounts(TypedDict):
     bytes: Amount
     shards: Annotated[Counts, Meta(max_length=MAX_SHARDS)]  # shard -> keys
     hot: HotCounts
-    turnover: NotRequired[Annotated[list[Amount], Meta(min_length=7, max_length=7)]]  # in the order of `Turnover`
+    turnover: NotRequired[Annotated[list[Amount], Meta(min_length=11, max_length=11)]]  # in the order of `Turnover`
 
 
 class ServerCounts(TypedDict):

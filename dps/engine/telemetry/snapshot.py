@@ -261,6 +261,10 @@ class Turnover(msgspec.Struct, frozen=True, gc=False):
     admitted: int = 0  # rows that were born after they had waited
     dropped: int = 0  # values that were pushed to keys without a row, and changed nothing
     waiting: int = 0  # keys that wait for their rows now
+    spilled: int = 0  # rows that are in files of servers now
+    brought: int = 0  # rows that have come back from there
+    spill_bytes: int = 0  # of these files
+    written: int = 0  # rows that were written to them, with those that were moved in them
 
     @classmethod
     def together(cls, parts: Sequence[Turnover]) -> Turnover | None:

@@ -42,6 +42,7 @@ cdef class Service:
     cdef bint _grows(self, TableState table, const Part *part, const RowsOp *op) noexcept
     cdef bint _exceeds(self, ShardState shard, const Part *part) noexcept
     cdef bint _creates(self, ShardState shard, const Part *part) noexcept
+    cdef bint _is_spilled(self, Part *part, int count) except -1
     cdef int _apply(
         self, TableState table, const dps_header *head, Part *part, RowsOp *op, const char *values
     ) except -1

@@ -225,6 +225,8 @@ cdef class Service:
                     return DECLINED
             if (self._parts.forwards and size > room) or not self._make_room(table, head, part, count, &op):
                 return DECLINED
+        elif self._is_spilled(part, count):
+            return DECLINED
         elif table.aggregated:
             for n in range(count):
                 if (<ShardState> part[n].shard).sums is not None:
@@ -358,6 +360,8 @@ cdef class Service:
                 shard = <ShardState> part[n].shard
                 if shard.most_rows and self._exceeds(shard, &part[n]):
                     return False
+                if shard.spilled and self._creates(shard, &part[n]):
+                    return False
                 if shard.admits and head.kind == PUSH and op.rule != OP_ASSIGN and self._creates(shard, &part[n]):
                     return False
                 if self.bounded and head.kind == PUSH and self._grows(table, &part[n], op):
@@ -386,8 +390,18 @@ cdef class Service:
             rows + shard.index.find_rows(part.keys, count, <int64_t *> self._memory[INDEX]) > shard.most_rows
         )
 
+    cdef bint _is_spilled(self, Part *part, int count) except -1:
+        """Whether parts of a pull may name rows that are in a file."""
+        cdef int n
+        for n in range(count):
+            if (<ShardState> part[n].shard).spilled:
+                self._room(INDEX, (part[n].b - part[n].a) * sizeof(int64_t) + 1)
+                if self._creates(<ShardState> part[n].shard, &part[n]):
+                    return True
+        return False
+
     cdef bint _creates(self, ShardState shard, const Part *part) noexcept:
-        """Whether a part of a push may name keys without a row. The index has memory."""
+        """Whether a part may name keys without a row in memory. The index has memory."""
         cdef int64_t *index = <int64_t *> self._memory[INDEX]
         return shard.vacancies > 0 or shard.index.find_rows(part.keys, part.b - part.a, index) > 0
 

@@ -102,7 +102,8 @@ cdef int _insert(ShardState shard, const RowsOp *op, int64_t *index) except -1:
             new = shard.index.find_rows(op.keys, op.count, index)
         shard.reserve_exactly(new, op.count)
     elif not has_room(shard, new):
-        if shard.cut is None and (op.rule == OP_ROWS or new >= MANY_KEYS):  # they are mostly of rows that there are
+        # Most are of rows that there are; of a shard that spills, because those have come to memory before.
+        if shard.cut is None and (op.rule == OP_ROWS or new >= MANY_KEYS or shard.spilled):
             with nogil:
                 new = shard.index.find_rows(op.keys, op.count, index)
         shard.reserve(new)

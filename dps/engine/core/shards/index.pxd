@@ -31,7 +31,7 @@ cdef class KeyIndex:
     cdef readonly int64_t start, moved
     cdef Table _new, _old
     cdef int64_t _rows_in_old, _move_per_key, _move_at_least
-    cdef double _grow_at  # load
+    cdef double _grow_at, _growth  # load; factor
     cdef int32_t *_free
     cdef int64_t _free_count, _free_room
 
@@ -42,6 +42,7 @@ cdef class KeyIndex:
     cdef int64_t _larger(self, int64_t new) noexcept nogil
     cdef int64_t reusable(self) noexcept nogil
     cdef int32_t _new_row(self) noexcept nogil
+    cdef int32_t _forget(self, int64_t key) noexcept nogil
     cdef int _make_free(self, int64_t more) except -1
     cdef void _locate(self, const int64_t *keys, int64_t count, int64_t *homes) noexcept nogil
     cdef Slot *_slot_of(self, int64_t key, int64_t home) noexcept nogil

@@ -38,6 +38,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from dps.engine.core.arrays cimport int64s, memory, uint8s, writeable_int64s
+from dps.engine.core.bounds cimport dps_all_inside
 from dps.engine.core.shards.growing cimport fresh_zeros
 from dps.engine.core.shards.rows cimport dps_small_pages
 
@@ -53,7 +54,7 @@ MAX_ROWS = INT32_MAX - 1  # because a slot counts rows in int32
 
 _ALL_ROWS = np.zeros(0, np.uint8)
 
-cdef double grow_at = GROW_AT, full_at = FULL_AT, growth = GROWTH
+cdef double grow_at = GROW_AT, full_at = FULL_AT
 cdef int64_t max_rows = MAX_ROWS
 cdef enum:
     BLOCK = 64  # keys whose slots are being loaded at a time
@@ -173,6 +174,8 @@ cdef class KeyIndex:
     ----------
     bits : int
         How many leading bits of the hash are the same for all keys of this index, because they chose the shard.
+    growth : float
+        By how much a table is larger than the one before it.
 
     Attributes
     ----------
@@ -199,10 +202,10 @@ cdef class KeyIndex:
     2
     """
 
-    def __cinit__(self, int bits=0):
+    def __cinit__(self, int bits=0, double growth=GROWTH):
         if not 0 <= bits <= 32:
             raise ValueError(f"{bits} bits of a hash, of which 32 at most may be the same for all keys")
-        self.bits = bits
+        self.bits, self._growth = bits, growth
         self.slots, self.old = _empty(MIN_SLOTS), NO_SLOTS
         self._new, self._old = _table(self.slots), _table(self.old)
         self.reuses, self._free, self._free_count, self._free_room = True, NULL, 0, 0
@@ -271,22 +274,87 @@ cdef class KeyIndex:
         """Forget these keys, whose rows become free; how many of them it held."""
         cdef const int64_t *key = int64s(keys)
         cdef int64_t i, before = self.count
-        cdef int32_t row, copy
+        cdef int32_t row
         self._make_free(cnp.PyArray_SIZE(keys))
         with nogil:
             for i in range(cnp.PyArray_SIZE(keys)):
-                row = _take_out(self._new, key[i], self.bits)
-                copy = _take_out(self._old, key[i], self.bits) if self._old.capacity else 0
-                row = row if row else copy
+                row = self._forget(key[i])
                 if row:
                     self._free[self._free_count] = row
                     self._free_count += 1
-                    self.count -= 1
+        return before - self.count
+
+    def put(self, cnp.ndarray keys not None, cnp.ndarray numbers not None) -> None:
+        """Let keys[i] have the number numbers[i], whatever it had before: in an index whose numbers the caller chooses.
+
+        Such an index has no rows of its own, so it takes no :meth:`insert` and no :meth:`remove`.
+        """
+        cdef const int64_t *key = int64s(keys)
+        cdef const int64_t *number = int64s(numbers)
+        cdef int64_t count = _count(keys, numbers), i, home
+        cdef Slot *slot
+        if self.end or not dps_all_inside(number, count, max_rows):
+            raise ValueError(f"an index with {self.end} rows, and numbers from {numbers.min()} to {numbers.max()}")
+        with nogil:
+            self.make_room(count)
+            for i in range(count):
+                self._locate(key + i, 1, &home)
+                slot = self._slot_of(key[i], home)
+                self.count += slot.row == 0
+                slot.key, slot.row = key[i], <int32_t> (number[i] + 1)
+            self._rows_in_old += count
+
+    def free_below(self, int64_t end) -> int:
+        """Let the free rows from `end` on be none that new keys get; how many free rows are left."""
+        cdef int64_t i, left = 0
+        for i in range(self._free_count):
+            if self._free[i] <= end:
+                self._free[left] = self._free[i]
+                left += 1
+        self._free_count = left
+        return left
+
+    def move(self, cnp.ndarray keys not None) -> np.ndarray:
+        """Give these keys, distinct ones that it has, free rows in place of theirs, which are not free then."""
+        cdef const int64_t *key = int64s(keys)
+        cdef int64_t count = cnp.PyArray_SIZE(keys), i
+        cdef cnp.ndarray rows = np.empty(count, np.int64)
+        cdef int64_t *row = writeable_int64s(rows)
+        cdef int32_t to
+        if count > self._free_count:
+            raise ValueError(f"{count} keys, and {self._free_count} free rows")
+        self.find(keys, rows)
+        if count and rows.min() < 0:
+            raise ValueError("a key that has no row")
+        if self._old.capacity:
+            self._advance(self._old.capacity)
+        for i in range(count):
+            self._free_count -= 1
+            to = self._free[self._free_count]
+            _probe(self._new, key[i], dps_home(key[i], self.bits, self._new.capacity)).row = to
+            row[i] = <int64_t> to - 1
+        return rows
+
+    def end_at(self, int64_t end) -> None:
+        """Have no rows from `end` on, where no key and no free row is."""
+        if not self.count + self._free_count == end <= self.end:
+            raise ValueError(f"{self.count} keys and {self._free_count} free rows of {self.end}, and an end at {end}")
+        self.end = end
+
+    def drop(self, cnp.ndarray keys not None) -> int:
+        """Forget these keys, in an index whose numbers the caller chooses; how many of them it held."""
+        cdef const int64_t *key = int64s(keys)
+        cdef int64_t i, before = self.count
+        if self.end:
+            raise ValueError(f"an index with {self.end} rows of its own")
+        with nogil:
+            for i in range(cnp.PyArray_SIZE(keys)):
+                self._forget(key[i])
         return before - self.count
 
     def copy(self) -> KeyIndex:
         """An index of its own with the same keys, rows and free rows. Nothing may change this one meanwhile."""
-        cdef KeyIndex made = KeyIndex(self.bits)
+        cdef KeyIndex made = KeyIndex(self.bits, self._growth)
         made.slots, made.old = self.slots.copy(), self.old.copy()
         made._new, made._old = _table(made.slots), _table(made.old)
         made.count, made.end, made.reuses, made.start, made.moved = (
@@ -407,7 +475,7 @@ cdef class KeyIndex:
     cdef int64_t _larger(self, int64_t new) noexcept nogil:
         """Slots of the table that is begun then."""
         cdef int64_t wanted = <int64_t> (<double> (self.count + new) / (grow_at * 0.9)) + 1
-        return max(<int64_t> (growth * self._new.capacity), wanted)
+        return max(<int64_t> (self._growth * self._new.capacity), wanted)
 
     cdef int64_t reusable(self) noexcept nogil:
         """How many free rows new keys get first."""
@@ -421,6 +489,14 @@ cdef class KeyIndex:
             return self._free[self._free_count]
         self.end += 1
         return <int32_t> self.end
+
+    cdef int32_t _forget(self, int64_t key) noexcept nogil:
+        """Let no slot have the key any more. Returns its row + 1, or 0."""
+        cdef int32_t row = _take_out(self._new, key, self.bits)
+        cdef int32_t copy = _take_out(self._old, key, self.bits) if self._old.capacity else 0
+        row = row if row else copy
+        self.count -= row != 0
+        return row
 
     cdef int _make_free(self, int64_t more) except -1:
         """Make room for so many more free rows."""

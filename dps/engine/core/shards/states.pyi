@@ -44,6 +44,7 @@ class ShardState:
     numbers: dict[int, np.ndarray]
     record_at: int
     most_rows: int
+    spilled: int
     uses: int
     moment_at_base: int
     base_version: int

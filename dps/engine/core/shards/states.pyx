@@ -86,7 +86,9 @@ cdef class ShardState:
     record_at : int
         The column at which the record of a row begins; 0: rows have none. See `records.pyx`.
     most_rows : int
-        How many rows the shard may have; 0: as many as there are keys.
+        How many rows the shard may have in memory; 0: as many as there are keys.
+    spilled : int
+        How many other rows it has in a file: see `state/spill.py`.
     uses : int
         How many rows ops have used. The primary begins to count anew with each AGE.
     moment_at_base, base_version, ops_of_moment : int

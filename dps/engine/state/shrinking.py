@@ -1,0 +1,73 @@
+"""Shrinking: a shard gives memory of rows back bit by bit, because the index of its file needs more of the budget.
+
+Rows with large numbers move into free ones with small numbers, some thousands in a turn, and the index learns their new
+numbers. When no row is left behind, the array is cut. This is what `compact` of `deletion.py` does at once, for shards
+whose budget is fixed. Nothing may pin the shard.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dps.engine.state.forgetting import Hand
+from dps.engine.state.shard import KeyedShard
+
+__all__ = ["Shrinking"]
+
+SLACK = 64  # one of so many rows of the array may be too many: cutting it is work for the system, too
+TURN_SLOTS = 1 << 15  # of the index, that a turn looks at
+
+
+class Shrinking:
+    """Makes the array of a shard's rows as small as its budget says, turn by turn."""
+
+    def __init__(self, shard: KeyedShard):
+        self._shard = shard
+        self._hand = Hand()
+        self._end = 0  # rows that there will be; 0: no shrinking is under way
+
+    def turn(self) -> None:
+        """Go on with it, or begin, where that is due."""
+        shard = self._shard
+        wanted = max(shard.most_rows, shard.resident)
+        if self._end and wanted > self._end:  # more rows are there than was meant: the next turn begins anew
+            self._end = 0
+        if not self._end:
+            if len(shard.rows) - wanted <= len(shard.rows) // SLACK:
+                return
+            if shard.end <= wanted:
+                self._resize(wanted)
+                return
+            self._end = wanted
+        free = shard.index.free_below(self._end)
+        keys, rows, _ = self._hand.piece(shard, TURN_SLOTS)
+        behind = rows >= self._end
+        if behind.any():
+            self._move(keys[behind], rows[behind])
+            free -= len(keys[behind])
+        if shard.resident + free == self._end:
+            self._cut()
+
+    def _move(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        shard = self._shard
+        assert shard.vacant is not None
+        to = shard.index.move(keys)
+        shard.rows[to] = shard.rows[rows]
+        shard.vacant[to], shard.vacant[rows] = 0, 1
+        if shard.pulled is not None:
+            shard.pulled[to] = shard.pulled[rows]
+        shard.moves += 1
+
+    def _cut(self) -> None:
+        shard, end = self._shard, self._end
+        shard.vacancies -= shard.end - end
+        shard.index.end_at(end)
+        self._resize(end)
+        self._end = 0
+
+    def _resize(self, end: int) -> None:
+        shard = self._shard
+        shard.rows.resize((end, shard.width), refcheck=False)
+        for flags in (shard.vacant, shard.pulled):
+            if flags is not None:
+                flags.resize(end, refcheck=False)
