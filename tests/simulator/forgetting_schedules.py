@@ -11,6 +11,7 @@ what the copies remember in the end, key by key, however early it read them.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import random
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from dps.engine.state.gone import REASONS
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.shard import KeyedShard
 from dps.engine.state.spill import Spill
+from dps.errors import ControllerGoneError
 from dps.testing import Simulation
 
 __all__ = ["FORGOTTEN", "check_forgetting", "check_readers"]
@@ -56,13 +58,18 @@ def train(trainer: Any, partitions: Any, seed: int, clocks: int) -> None:
 
 def read(client: Any, is_over: Callable[[], bool]) -> list[list[tuple[int, int]]]:
     """Read the keys that go, until the run is over; by shard, each with its reason as a number."""
-    reader = client.forgotten("a")
+    reader = None
+    while reader is None:
+        with contextlib.suppress(ControllerGoneError):  # for some seconds
+            reader = client.forgotten("a")
     found: list[list[tuple[int, int]]] = [[] for _ in reader.position[1:]]
 
     def more() -> None:
         before = list(reader.position)
-        pieces = [(reasons[reason], keys.tolist()) for reason, keys in reader]
-        gone = [(key, why) for why, keys in pieces for key in keys]
+        gone: list[tuple[int, int]] = []
+        with contextlib.suppress(ControllerGoneError):  # it goes on where it was
+            for reason, keys in reader:
+                gone += [(key, reasons[reason]) for key in keys.tolist()]
         for shard, counts in enumerate(found):  # an iteration goes from shard to shard
             count = reader.position[1 + shard] - before[1 + shard]
             counts += gone[:count]
@@ -71,7 +78,7 @@ def read(client: Any, is_over: Callable[[], bool]) -> list[list[tuple[int, int]]
     reasons = {reason: why for why, reason in REASONS.items()}
     while not is_over():
         more()
-        client.session.sleep(0.02)
+        client.session.sleep(0.004)
     more()
     assert not reader.missed
     return found

@@ -12,7 +12,7 @@ from dps.engine.server.gone import GoneReaders
 from dps.engine.state import shard
 from dps.engine.state.transfer import Joining
 
-SCHEDULES = 120
+SCHEDULES, READ_SCHEDULES = 120, 40
 
 
 @pytest.mark.quick(1)
@@ -24,7 +24,7 @@ def test_no_schedule_makes_copies_differ_or_exceeds_a_budget(part):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_a_reader_learns_of_each_key_that_goes_whatever_fails(part):
-    assert not problems(check_readers, SCHEDULES, part, parts=2)
+    assert not problems(check_readers, READ_SCHEDULES, part, parts=2)
 
 
 @pytest.mark.parametrize("seed", [1, 13])
@@ -72,4 +72,4 @@ WRONG_FOR_READERS = {
 
 @pytest.mark.parametrize("wrong", WRONG_FOR_READERS)
 def test_wrong_variants_for_readers_are_caught(monkeypatch, wrong):
-    assert_caught(monkeypatch, [WRONG_FOR_READERS[wrong]], check_readers, range(120))
+    assert_caught(monkeypatch, [WRONG_FOR_READERS[wrong]], check_readers, range(60, 200))
