@@ -24,7 +24,7 @@ import numpy as np
 from dps.engine.functions.combining import BINARY, combine, known
 from dps.errors import InputError
 from dps.functions import Function, Rows, function
-from dps.functions.wide import wide
+from dps.functions.wide import BLOCK, blocks, changing, wide
 
 __all__ = [
     "BINARY",
@@ -63,18 +63,12 @@ __all__ = [
     "zeros",
 ]
 
-BLOCK = 1 << 15  # numbers that are taken at a time, so that what is made of them stays in the processor's cache
 ALL = slice(None)
+REALS = ("float32", "float64", "float16", "bfloat16")
 UNARY = {
     name: getattr(np, name)
     for name in ("abs", "sqrt", "exp", "expm1", "log", "log10", "log1p", "ceil", "floor", "rint", "sign", "negative")
 }
-
-
-def _blocks(values: np.ndarray) -> list[np.ndarray]:
-    """The values, some rows at a time."""
-    step = builtins.max(1, BLOCK // builtins.max(1, values.shape[1]))
-    return [values[a : a + step] for a in range(0, len(values), step)]
 
 
 def _extreme(parts: list[float | None], choose: Callable[[list[float]], np.generic], what: str) -> float:
@@ -108,7 +102,7 @@ amin.merge(lambda parts: _extreme(parts, np.min, "amin"))
 @function
 def max(rows: Rows) -> np.number | None:  # noqa: A001
     """The largest value."""
-    return rows.values.max() if len(rows) else None
+    return wide(rows.values).max() if len(rows) else None
 
 
 max.merge(lambda parts: _extreme(parts, np.max, "max"))
@@ -117,7 +111,7 @@ max.merge(lambda parts: _extreme(parts, np.max, "max"))
 @function
 def min(rows: Rows) -> np.number | None:  # noqa: A001
     """The smallest value."""
-    return rows.values.min() if len(rows) else None
+    return wide(rows.values).min() if len(rows) else None
 
 
 min.merge(lambda parts: _extreme(parts, np.min, "min"))
@@ -129,7 +123,7 @@ def _exact(parts: list[float]) -> float:
 
 def _total(values: np.ndarray) -> float:
     whole = values.dtype.kind in "iu"
-    return builtins.sum(block.sum(dtype=np.int64 if whole else np.float64).item() for block in _blocks(values))
+    return builtins.sum(block.sum(dtype=np.int64 if whole else np.float64).item() for block in blocks(values))
 
 
 @function
@@ -144,7 +138,7 @@ sum.merge(_exact)
 @function
 def asum(rows: Rows) -> float:
     """The sum of the absolute values, in float64: the 1-norm."""
-    return builtins.sum(_total(np.abs(wide(block))) for block in _blocks(rows.values))
+    return builtins.sum(_total(np.abs(wide(block))) for block in blocks(rows.values))
 
 
 asum.merge(_exact)
@@ -167,7 +161,7 @@ def _(parts: list[tuple[float, int]]) -> float:
 def _squares(a: np.ndarray, b: np.ndarray) -> float:
     return math.fsum(
         float(np.vdot(x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)))
-        for x, y in zip(_blocks(a), _blocks(b), strict=True)
+        for x, y in zip(blocks(a), blocks(b), strict=True)
     )
 
 
@@ -223,44 +217,49 @@ equal.merge(all)
 def map_values(rows: Rows, name: str) -> None:
     """Replace each value by a function of it, one of `UNARY`: ``"abs"``, ``"sqrt"``, ``"exp"``, ``"log1p"``, ..."""
     made = known(UNARY, name)
-    for block in _blocks(rows.values):
+    for block in changing(rows):
         made(block, out=block, casting="same_kind")
 
 
 @function(changes=True)
 def add_scalar(rows: Rows, value: float) -> None:
     """Add a number to each value."""
-    rows.values += value
+    for values in changing(rows):
+        values += value
 
 
 @function(changes=True)
 def scale(rows: Rows, value: float) -> None:
     """Multiply each value by a number."""
-    rows.values *= value
+    for values in changing(rows):
+        values *= value
 
 
 @function(changes=True)
 def divide(rows: Rows, value: float) -> None:
     """Divide each value by a number."""
-    rows.values /= value
+    for values in changing(rows):
+        values /= value
 
 
 @function(changes=True)
 def power(rows: Rows, value: float) -> None:
     """Raise each value to a power."""
-    rows.values **= value
+    for values in changing(rows):
+        values **= value
 
 
 @function(changes=True)
 def clip(rows: Rows, low: float | None = None, high: float | None = None) -> None:
     """Bring each value into the range."""
-    np.clip(rows.values, low, high, out=rows.values)
+    for values in changing(rows):
+        np.clip(values, low, high, out=values)
 
 
 @function(changes=True)
 def soft_threshold(rows: Rows, value: float) -> None:
     """Move each value towards zero by `value`, at most to zero."""
-    for block in _blocks(rows.values):
+    for block in changing(rows):
         block[...] = np.sign(block) * np.maximum(np.abs(block) - value, 0)
 
 
@@ -270,15 +269,15 @@ def soft_threshold(rows: Rows, value: float) -> None:
 @function(changes=True)
 def combine_columns(rows: Rows, name: str, a: int, b: int, to: int) -> None:
     """Set a column to a function of two columns, one of `BINARY`: ``"add"``, ``"maximum"``, ..."""
-    values = rows.values
-    values[:, to] = known(BINARY, name)(values[:, a], values[:, b])
+    for values in changing(rows):
+        values[:, to] = known(BINARY, name)(values[:, a], values[:, b])
 
 
 @function(changes=True)
 def axpy(rows: Rows, value: float, x: int, y: int) -> None:
     """Add `value` times column `x` to column `y`."""
-    values = rows.values
-    values[:, y] += values.dtype.type(value) * values[:, x]
+    for values in changing(rows):
+        values[:, y] += values.dtype.type(value) * values[:, x]
 
 
 @function(changes=True)
@@ -302,13 +301,13 @@ def zeros(rows: Rows) -> None:
     rows.replace(0, len(rows))[...] = 0
 
 
-@function(changes=True, dtypes=("float32", "float64"))
+@function(changes=True, dtypes=REALS)
 def uniform(rows: Rows, low: float = 0.0, high: float = 1.0) -> None:
     """Draw each value between two numbers."""
     rows.replace(0, len(rows))[...] = rows.rng.uniform(low, high, (len(rows), rows.spec.dim))
 
 
-@function(changes=True, dtypes=("float32", "float64"))
+@function(changes=True, dtypes=REALS)
 def normal(rows: Rows, mean: float = 0.0, std: float = 1.0) -> None:
     """Draw each value from a normal distribution."""
     rows.replace(0, len(rows))[...] = rows.rng.normal(mean, std, (len(rows), rows.spec.dim))
@@ -443,9 +442,9 @@ def where(
     if by is not None:
         chosen = compare(_scores(rows, by, None), value)
     elif column is not None:
-        chosen = compare(rows.values[:, column], value)
+        chosen = compare(wide(rows.values[:, column]), value)
     else:
-        chosen = compare(rows.values, value).any(axis=1)
+        chosen = compare(wide(rows.values), value).any(axis=1)
     return [rows.keys[chosen], rows.values[chosen]]
 
 

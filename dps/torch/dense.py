@@ -11,7 +11,7 @@ import torch
 from dps import Optimizer, PulledRows, Table
 from dps.errors import InputError, InputTypeError
 from dps.torch.gradients import push_gradients
-from dps.torch.inputs import checked_table, stepping_spec
+from dps.torch.inputs import checked_table, stepping_spec, trainable
 
 if TYPE_CHECKING:
     from dps import Client, ParameterServer, Trainer
@@ -153,7 +153,8 @@ class DenseParameters:
         InputError
             The rows are not all of the table, in their order.
         """
-        values = torch.from_numpy(self.caller.pull(self.table) if rows is None else self._values(rows))
+        pulled = self.caller.pull(self.table) if rows is None else self._values(rows)
+        values = torch.from_numpy(trainable(pulled))
         with torch.no_grad():
             for each, end in zip(self.parameters.values(), self._ends.tolist(), strict=True):
                 each.copy_(values[end - each.numel() : end].view(each.shape))

@@ -11,7 +11,7 @@ from torch.nn import functional
 from dps import PulledRows, Table, distinct_keys
 from dps.errors import InputError, InputTypeError
 from dps.torch.gradients import UnpushedGradients, push_gradients
-from dps.torch.inputs import checked_ids, checked_table, is_sparse, stepping_spec
+from dps.torch.inputs import checked_ids, checked_table, is_sparse, stepping_spec, trainable
 
 if TYPE_CHECKING:
     from dps import Client, Trainer
@@ -66,7 +66,7 @@ class TableRows(torch.nn.Module):
             named = ids if is_sparse(ids) else checked_ids(ids, self.table)
             keys, codes = distinct_keys(named, self.table)
             ids = PulledRows(keys, self.caller.pull(self.table, keys), codes)
-        values = np.ascontiguousarray(ids.values)
+        values = trainable(np.ascontiguousarray(ids.values))
         dim = values.shape[1] if values.ndim > 1 else 1
         if dim != self.dim:
             raise InputError(
@@ -131,7 +131,7 @@ class Embedding(TableRows):
         Returns
         -------
         Tensor
-            ``ids.shape + (dim,)``, of the dtype of the table.
+            ``ids.shape + (dim,)``, of the dtype of the table; of float32 if that has 16 bits.
 
         Raises
         ------

@@ -15,7 +15,7 @@ import torch
 from dps.errors import InputError, InputTypeError
 from dps.torch.dense import DenseParameters
 from dps.torch.embedding import TableRows
-from dps.torch.inputs import checked_table
+from dps.torch.inputs import checked_table, trainable
 
 __all__ = ["load", "save"]
 
@@ -131,16 +131,16 @@ def contents_of(part: Savable) -> Tensors:
 def rows_of(module: TableRows) -> Tensors:
     caller, table = module.caller, module.table
     if not checked_table(caller, table).keyed:
-        return {f"{table}.values": torch.from_numpy(caller.pull(table).reshape(-1, module.dim))}
+        return {f"{table}.values": torch.from_numpy(trainable(caller.pull(table)).reshape(-1, module.dim))}
     blocks = list(caller.keys(table))
     keys = np.unique(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
-    values = caller.pull(table, keys).reshape(-1, module.dim)
+    values = trainable(caller.pull(table, keys)).reshape(-1, module.dim)
     return {f"{table}.keys": torch.from_numpy(keys), f"{table}.values": torch.from_numpy(values)}
 
 
 def parameters_of(module: DenseParameters) -> Tensors:
     """All parameters of a module's table, by name, in their shapes."""
-    values = torch.from_numpy(module.caller.pull(module.table))
+    values = torch.from_numpy(trainable(module.caller.pull(module.table)))
     cut = values.split([each.numel() for each in module.parameters.values()])
     named = zip(module.parameters.items(), cut, strict=True)
     return {f"{module.table}.{name}": part.reshape(each.shape).clone() for (name, each), part in named}
@@ -163,7 +163,7 @@ def saved_rows(path: object, module: TableRows, contents: Tensors) -> tuple[np.n
     keys = found(path, f"{module.table}.keys", contents).numpy() if spec.keyed else None
     shape = (spec.rows if keys is None else len(keys), module.dim)
     values = found(path, f"{module.table}.values", contents, shape).numpy()
-    return keys, values.astype(spec.dtype, copy=False)
+    return keys, values
 
 
 def saved_parameters(path: object, module: DenseParameters, contents: Tensors) -> np.ndarray:

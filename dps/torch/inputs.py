@@ -13,7 +13,7 @@ from dps.errors import InputError, InputTypeError
 if TYPE_CHECKING:
     from dps import Client, Trainer
 
-__all__ = ["checked_ids", "checked_table", "is_sparse", "stepping_spec"]
+__all__ = ["checked_ids", "checked_table", "is_sparse", "stepping_spec", "trainable"]
 
 
 def checked_table(caller: Client | Trainer, table: str | Table) -> TableSpec:
@@ -24,8 +24,8 @@ def checked_table(caller: Client | Trainer, table: str | Table) -> TableSpec:
         )
     handle: Table = caller.table(table)
     spec = handle.spec
-    if spec.dtype not in ("float32", "float64"):
-        raise InputError(f"table {spec.name!r} is of {spec.dtype}, and torch trains float32 or float64: make it so")
+    if spec.dtype not in ("float32", "float64", "float16", "bfloat16"):
+        raise InputError(f"table {spec.name!r} is of {spec.dtype}, and torch trains fractions: make it of float32, say")
     return spec
 
 
@@ -38,6 +38,11 @@ def stepping_spec(spec: TableSpec) -> TableSpec:
             "that takes steps, such as optimizer=dps.SGD(0.1) or dps.Adagrad(0.1)"
         )
     return spec
+
+
+def trainable(values: np.ndarray) -> np.ndarray:
+    """Pulled values as torch trains them: halves as float32, because torch has no gradients of numpy's bfloat16."""
+    return values.astype(np.float32) if values.dtype.itemsize == 2 else values
 
 
 def is_sparse(ids: object) -> bool:

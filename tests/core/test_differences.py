@@ -51,7 +51,7 @@ ROWS, PLACES = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
         (ValueError, ROWS, ROWS, PLACES[:1].copy()),
         (ValueError, ROWS[0], ROWS[0], np.zeros(3, np.int64)),
         (TypeError, ROWS, ROWS.astype(float), PLACES),
-        (TypeError, ROWS.astype(np.float16), ROWS.astype(np.float16), PLACES),
+        (TypeError, ROWS.astype(np.int8), ROWS.astype(np.int8), PLACES),
         (TypeError, ROWS, ROWS, PLACES.astype(float)),
         (TypeError, ROWS[:, ::2], ROWS[:, ::2], PLACES),
     ],

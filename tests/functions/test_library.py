@@ -401,7 +401,7 @@ WRONG = {
     "max": ("_extreme", "choose(found).item()", "found[-1]", lambda: check_aggregate("max", "float64", 8, None)),
     "sum": ("_total", "np.int64 if whole else np.float64", "values.dtype",
             test_a_sum_of_small_floats_does_not_lose_digits),
-    "blocks": ("_blocks", "range(0, len(values), step)", "range(0, step, step)",
+    "blocks": ("blocks", "range(0, len(values), step)", "range(0, step, step)",
                test_changes_of_more_values_than_are_taken_at_a_time),
     "ties": ("_largest", "[: k - len(above)]", "[:0]",
              lambda: test_top_k.hypothesis.inner_test(8, "value", 1, 1, False, False)),

@@ -29,6 +29,7 @@ EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "": "dps, dps.engine.cli, dps.engine.driver.preload, distributed",
     "models": "narwhals, dps.models, dps.optimize, dps.graph",
     "progress": "tqdm",
+    "bfloat16": "ml_dtypes",
     "opentelemetry": "dps.opentelemetry, opentelemetry.trace; dps.opentelemetry.instrument()",
     "demo": "examples.demo, bokeh",
     "checkpoint": "dps.engine.checkpoints.store, safetensors, xxhash, pyarrow",

@@ -72,14 +72,21 @@ ROOMS = {f"engine.{name}": text for name, text in ENGINE.items()} | DOORS | LIBR
 PROGRAMS = {"engine.cli": "dps models"}  # what users run; it uses the public names as their programs do
 ONLY = {  # all that these may import beside the standard library and themselves
     "dps.engine.core": set(),
-    "dps.engine.state": {"numpy", "cloudpickle", "dps.engine.core", "dps.errors", "dps.engine.state.names"},
+    "dps.engine.state": {
+        "numpy",
+        "ml_dtypes",
+        "cloudpickle",
+        "dps.engine.core",
+        "dps.errors",
+        "dps.engine.state.names",
+    },
     "dps.engine.coordination": {"numpy", "dps.errors"},
     "dps.kernels": {"numpy", "scipy", "dps.errors"},
 }
 # Imports inside functions: packages that are optional or slow to import, ...
 OPTIONAL = {"sklearn", "scipy", "pandas", "pyarrow", "sparse", "cryptography"}
 OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pyspark", "skein", "torch", "rich"}
-OPTIONAL |= {"narwhals", "polars", "prometheus_client", "playwright", "matplotlib", "opentelemetry"}
+OPTIONAL |= {"ml_dtypes", "narwhals", "polars", "prometheus_client", "playwright", "matplotlib", "opentelemetry"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "dps.arrays"): "takes 20 ms, and most programs use tables only",

@@ -372,7 +372,7 @@ def test_a_cut_whose_copies_cannot_be_stepped_is_given_up() -> None:
 VARIANTS = [
     (Shard, "prepared", "if op.origin and self.ledger.seen(op.origin, op.attempt, op.clock, op.number):", "if False:"),
     (Shard, "prepared", "op if op.rule != PUSH or is_summed else", ""),
-    (Shard, "stepped", "all_finite(rows)", "True"),
+    (Shard, "stepped", "self.spec.are_finite(rows)", "True"),
     (Shard, "settle", "self.failure =", "_ ="),
     (
         Custom,

@@ -196,7 +196,7 @@ WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("initializers_of.h", "to->index[i] < 0", "to->index[i] <= 0"),
     ("initializers_of.h", "r < to->first", "r <= to->first"),
     ("initializers_of.h", "to->first + i)", "i)"),
-    ("initializers_of.h", "(TYPE)init->slot_start", "0"),
+    ("initializers_of.h", "(STATE)init->slot_start", "0"),
 ]
 
 
@@ -322,7 +322,7 @@ def test_is_zero() -> None:
 def test_dtypes() -> None:
     assert "int64" not in Constant(0.5).dtypes
     assert "int64" not in Constant(2**60).dtypes
-    assert Normal(1).dtypes == ("float32", "float64")
+    assert Normal(1).dtypes == ("float32", "float64", "float16", "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,11 @@ class Halved(dps.SGD):
         (lambda: ColumnOptimizers(("w",), (1, 2), (dps.Add(),) * 2), InputError, r"\[1, 2, 2\], but must be as many"),
         (lambda: ColumnInitializers(("w",), (1,), ()), InputError, r"\[1, 1, 0\], but must be as many"),
         (lambda: spec_of({"w": dps.Column(1 << 16), "v": dps.Column()}), InputError, "dim is a whole number"),
-        (lambda: spec_of(COLUMNS, dtype="int64"), InputError, "works on float32, float64, not int64"),
+        (
+            lambda: spec_of(COLUMNS, dtype="int64"),
+            InputError,
+            "works on float32, .*, bfloat16, not int64",
+        ),
         (lambda: spec_of({"w": dps.Column(2, dps.Normal(1))}, dtype="int64"), InputError, "starts from Zeros"),
         (lambda: dataclasses.replace(spec_of(COLUMNS), dim=2), InputError, "steps rows of dim 7, not 2"),
         (lambda: dataclasses.replace(spec_of(COLUMNS), init=dps.Zeros()), InputError, "are not those of Zeros"),

@@ -14,6 +14,7 @@ from noticing import assert_noticed
 import dps
 from dps.engine.state import scan as scan_module
 from dps.engine.state.disk_rows import DiskRows, Reader
+from dps.engine.state.forgetting import Expiring
 from dps.engine.state.life import life_of
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp
 from dps.engine.state.ops import ADD, ASSIGN, KEEP, NO_CLOCK, OLDER, PUSH, Op, TableSpec
@@ -325,9 +326,9 @@ def filled(keys: int = 3000) -> KeyedShard:
     return shard
 
 
-def spilled_keys(shard: KeyedShard) -> np.ndarray:
+def spilled_keys(shard: KeyedShard, most: int = 3000) -> np.ndarray:
     assert shard.spill is not None
-    keys = np.arange(3000)
+    keys = np.arange(most)
     return keys[shard.spill.holds(keys)]
 
 
@@ -437,6 +438,26 @@ def test_rows_that_are_pulled_stay_in_memory():
     assert shard.spill.brought - brought < 200
 
 
+def test_rows_in_a_file_expire():
+    """The hand finds in the file what it would find in memory: rows that were not pushed to for long."""
+    spec = TableSpec("w", dim=2, shards=1, life=life_of(dps.ExpireUnused(100.0), 100_000, "spill"))
+    shard = spilling(spec)
+    for second in range(0, 200, 2):
+        shard.apply(AgeOp(1000 * second, 0, 3).op())
+        push(shard, np.arange(30 * second, 30 * second + 60))
+    shard.apply(AgeOp(200_000, 0, 3).op())
+    expiring, found = Expiring(spec.life.expire), []
+    for _ in range(0, shard.spill.entries, 1024):
+        found += expiring.spilled_piece(shard, 200_000, 1024).tolist()
+    held = spilled_keys(shard, 6000)
+    assert len(held) > 2000
+    assert set(found) <= set(held.tolist())
+    assert max(found) < 30 * 100 + 60  # none goes early
+    assert set(held[held < 30 * 94].tolist()) <= set(found)
+    shard.apply(DeleteOp(np.array(found), 0, len(found), 0, 1).op())
+    assert len(shard) == 6000 - len(found)
+
+
 def test_an_op_larger_than_memory_is_carried_out_in_parts():
     shard, plain = spilling(spec_with()), KeyedShard(spec_with(), 0)
     room = shard.most_rows
@@ -449,7 +470,7 @@ def test_an_op_larger_than_memory_is_carried_out_in_parts():
 
 def test_what_a_file_cannot_do_says_why():
     with pytest.raises(InputError, match="do not go together"):
-        life_of(dps.ExpireUnused("1 day"), "1 MB", "spill")
+        life_of(dps.ExpireUnused("1 day", by="use"), "1 MB", "spill")
     with pytest.raises(InputError, match="name the keys"):
         filled().select(None, 0, 0)
     shard = spilling(spec_with())
@@ -486,7 +507,7 @@ WRONG = {
         Spill, "bring", "places = self.disk.find(missing)  #", "places = places[places >= 0]  #", churn),
     "a row goes without its state": (Spill, "_let_go", "shard.rows[index]", "shard.rows[index] * 1.01", BOTH),
     "a row in the file is forgotten where it is pulled": (
-        KeyedShard, "pull", "index[self.spill.peek(keys, index, out)] = 0", "pass", BOTH),
+        KeyedShard, "_pull", "index[self.spill.peek(keys, index, out)] = 0", "pass", BOTH),
     "a deletion leaves the row in the file": (KeyedShard, "_delete_spilled", "spill.forget(keys)", "pass", BOTH),
     "all go but those in the file": (KeyedShard, "_delete_spilled", "spill.clear()", "pass", BOTH),
     "a row that is deleted is not in an open cut": (

@@ -326,6 +326,31 @@ def test_tables_of_float64_and_dense_ones(ps, tables):
     assert w([]).shape == (0, 2)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tables_of_16_bits_are_trained_in_float32(ps, tables, tmp_path, dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    ps.table("h", rows=5, dim=2, dtype=dtype, optimizer=dps.SGD(0.1))
+    dense = dps.torch.dense_table(ps, "dense", tower(), optimizer=dps.SGD(0.5), dtype=dtype)
+    h, module = dps.torch.Embedding(ps.client(), "h", 2), tower(99)
+    out = h([4, 0])
+    assert out.dtype == torch.float32
+    out.sum().backward()
+    h.push()
+    rounded = torch.tensor(-0.1).to(getattr(torch, dtype)).float()
+    assert h([4, 1]).detach().tolist() == [[rounded] * 2, [0, 0]]
+    held = dps.torch.DenseParameters(ps.client(), "dense", module)
+    held.pull()
+    for mine, theirs in zip(module.parameters(), tower().parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs.to(getattr(torch, dtype)).float(), rtol=0, atol=0)
+    before = ps.client().pull("dense").tobytes()
+    dps.torch.save(tmp_path / "halves.safetensors", h, held)
+    dense.assign(None, np.zeros(len(dense)))
+    dps.torch.load(tmp_path / "halves.safetensors", h, held)
+    assert ps.client().pull("dense").tobytes() == before
+    assert h([4]).detach().tolist() == [[rounded] * 2]
+
+
 # Several trainers
 
 
@@ -636,7 +661,7 @@ def test_tables_that_do_not_fit(ps, tables):
         dps.torch.Embedding(client, "sums", 3)
     with pytest.raises(InputError, match=r"'last' has the optimizer dps.Assign\(\), so .* in the place of the rows"):
         dps.torch.EmbeddingBag(client, "last", 3)
-    with pytest.raises(InputError, match=r"'whole' is of int64, and torch trains float32 or float64"):
+    with pytest.raises(InputError, match=r"'whole' is of int64, and torch trains fractions"):
         dps.torch.Embedding(client, "whole", 3)
     with pytest.raises(InputTypeError, match=r"through a dps.Trainer or dps.Client, not Linear"):
         dps.torch.Embedding(torch.nn.Linear(1, 1), "w", 3)

@@ -199,7 +199,7 @@ VARIANTS = [
     (Merging, "send", 'name": target.how', 'name": "assign"'),
     (Merging, "add", "(name, column, how)", "(name, None, how)"),
     (leased_batches.LeasedBatches, "_epoch", "end_portion(done)", "pass"),
-    (MergedRows, "add", "values.copy()", "values"),
+    (MergedRows, "add", "widened(values).copy()", "values"),
     (MergedRows, "merged", 'np.argsort(inverse, kind="stable")', "np.arange(len(inverse))"),
 ]
 

@@ -183,7 +183,7 @@ VARIANTS = [
     (ModelCopy, "send", "gathered, self._gathered = self._gathered, {}", "gathered = self._gathered"),
     (CopiedRows, "missing", "!= keys", "== keys"),
     (MergedRows, "merged", "np.add.at(merged, inverse, values)", "merged[inverse] += values"),
-    (MergedRows, "add", "values.copy()", "values"),
+    (MergedRows, "add", "widened(values).copy()", "values"),
 ]
 
 

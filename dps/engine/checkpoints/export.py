@@ -10,6 +10,7 @@ import numpy as np
 
 from dps.engine.checkpoints.reading import SavedShard
 from dps.engine.checkpoints.store import Store
+from dps.engine.state.dtypes import widened
 from dps.engine.state.names import Named, table_name
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import bound
@@ -168,9 +169,9 @@ def _pandas(parts: Sequence[Part], spec: TableSpec) -> pd.DataFrame:
     import pandas as pd
 
     if spec.rows is not None:
-        return pd.DataFrame(_filled(parts, spec, 0, spec.rows), copy=False)
+        return pd.DataFrame(widened(_filled(parts, spec, 0, spec.rows)), copy=False)
     keys, values = _pairs(parts, spec)
-    return pd.DataFrame(values, index=pd.Index(keys, name="key"), copy=False)
+    return pd.DataFrame(widened(values), index=pd.Index(keys, name="key"), copy=False)
 
 
 def _columns(parts: Sequence[Part], spec: TableSpec) -> dict[str, np.ndarray]:
@@ -180,7 +181,7 @@ def _columns(parts: Sequence[Part], spec: TableSpec) -> dict[str, np.ndarray]:
         columns = {"key": keys}
     else:
         columns, values = {}, _filled(parts, spec, 0, spec.rows)
-    return columns | {str(n): np.ascontiguousarray(values[:, n]) for n in range(spec.dim)}
+    return columns | {str(n): widened(np.ascontiguousarray(values[:, n])) for n in range(spec.dim)}
 
 
 def _polars(parts: Sequence[Part], spec: TableSpec) -> pl.DataFrame:
@@ -200,7 +201,8 @@ def _arrow(parts: Sequence[Part], spec: TableSpec) -> pa.Table:
 def _scipy(parts: Sequence[Part], spec: TableSpec) -> csr_matrix:
     import scipy.sparse as sp
 
-    entries = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, spec.dtype))]  # row numbers, columns, values
+    # row numbers, columns, values
+    entries = [(np.empty(0, np.int64), np.empty(0, np.int64), widened(np.empty(0, spec.dtype)))]
     rows = spec.rows or 0
     for keys, values in _pieces(parts, spec):
         if len(keys) and keys.min() < 0:
@@ -208,7 +210,7 @@ def _scipy(parts: Sequence[Part], spec: TableSpec) -> csr_matrix:
         if spec.rows is None:
             rows = max(rows, int(keys.max(initial=-1)) + 1)
         i, j = np.nonzero(values)
-        entries.append((keys[i], j, values[i, j]))
+        entries.append((keys[i], j, widened(values[i, j])))
     row_numbers, columns, data = (np.concatenate(column) for column in zip(*entries, strict=True))
     return sp.coo_array((data, (row_numbers, columns)), shape=(rows, spec.dim))
 
@@ -218,12 +220,12 @@ def _parquet(parts: Sequence[Part], spec: TableSpec, path: str = "") -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = pa.from_numpy_dtype(np.dtype(spec.dtype))
+    number = pa.from_numpy_dtype(widened(np.empty(0, spec.dtype)).dtype)
     value = number if spec.dim == 1 else pa.list_(number, spec.dim)
     schema = pa.schema([pa.field("key", pa.int64(), False), pa.field("value", value, False)])
     with fsspec.open(path, "wb") as file, pq.ParquetWriter(file, schema) as writer:
         for keys, rows in _pieces(parts, spec):
-            flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+            flat = pa.array(widened(np.ascontiguousarray(rows).reshape(-1)))
             values = flat if spec.dim == 1 else pa.FixedSizeListArray.from_arrays(flat, spec.dim)
             writer.write_table(pa.table([pa.array(keys), values], schema=schema))
 

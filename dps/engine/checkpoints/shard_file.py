@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 import numpy as np
 
 from dps.engine.checkpoints.local_disk import HUGE_PAGE_BYTES, PAGE_BYTES, BulkFile, ahead, is_local, page_memory, sync
+from dps.engine.state.dtypes import dtype_of
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.recipes import Description
 from dps.errors import CheckpointError, InputError, MissingPackageError, needing
@@ -47,9 +48,9 @@ MAX_HEADER_BYTES = 1 << 20
 LEDGER = "ledger."
 NAMES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "float32": "F32", "float64": "F64",
-    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "float16": "F16", "bfloat16": "BF16",
 }  # fmt: skip
-DTYPES = {name: np.dtype(dtype) for dtype, name in NAMES.items()}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 class TensorEntry(TypedDict):
@@ -203,7 +204,7 @@ class _FilePlan:
         fields: dict[str, TensorEntry] = {}
         end = 0
         for name, dtype, shape in tensors:
-            begin, end = end, end + int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            begin, end = end, end + int(np.prod(shape, dtype=np.int64)) * dtype_of(dtype).itemsize
             fields[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         description = {"table": self.spec.to_dict(), "shard": self.shard, "metadata": self.metadata}
         description |= {} if self.has_keys else {"start": self.begin}
@@ -409,7 +410,7 @@ class ShardFile:
         self.metadata: Description = description["metadata"]
         self.start: int = description.get("start", 0)
         self._tensors = {
-            name: (DTYPES[t["dtype"]], tuple(t["shape"]), 8 + length + t["data_offsets"][0])
+            name: (dtype_of(DTYPES[t["dtype"]]), tuple(t["shape"]), 8 + length + t["data_offsets"][0])
             for name, t in fields.items()
         }
 

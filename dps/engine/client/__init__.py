@@ -9,6 +9,7 @@ scans       the rows of a keyed table in a range of keys, or the keys of all, pi
 forgotten   the keys of rows that went by themselves, batch after batch
 shard_requests  requests that read something of one shard, sent again where it has moved
 inputs      keys and values as users have them, as int64 keys and rows of the table's dtype
+byte_rows   bytes of a fixed width as rows of uint8, and back
 plain       the plain way of a call whose caller waits: one compiled step
 requests    a table by its route; calls prepared, and what is wrong with them
 functions   calls of functions on the servers: prepared on all, then committed

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.engine.core.shards.rows import all_finite
-from dps.engine.state.dtypes import NARROW, range_of
+from dps.engine.state.dtypes import NARROW, REALS, is_half, narrowed, range_of
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.scan import LEAST_KEY, MOST_KEY
 from dps.errors import InputError, InputTypeError, NotFiniteError
@@ -187,6 +187,8 @@ def _as_rows(values: Any, shape: tuple[int, ...], count: int, form: RowForm) -> 
         return np.empty((0, form.dim), form.dtype)
     if form.dtype in NARROW and array.dtype != form.dtype and array.dtype.kind in "biu":
         array = _narrowed(array, form)
+    if array.dtype != form.dtype and is_half(form.dtype) and array.dtype.kind in "biuf":
+        array = _halved(array, form)
     if array.dtype != form.dtype:
         loses = array.dtype == np.uint64 and form.dtype == "int64"  # numpy would wrap the large ones around
         if loses or array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, form.dtype, "same_kind"):
@@ -202,7 +204,7 @@ def _as_rows(values: Any, shape: tuple[int, ...], count: int, form: RowForm) -> 
             f"{form.where}: {count} keys of dim {form.dim} take values of shape {wanted}, not {array.shape}"
         )
     rows = _dense(array).reshape(count, form.dim)
-    if form.finite and rows.dtype.kind == "f" and not all_finite(rows):
+    if form.finite and form.dtype in REALS and not all_finite(rows):
         bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         raise NotFiniteError(f"{form.where} refuses NaN and infinity; row {bad} of the values is {rows[bad][:8]}")
     return rows
@@ -218,6 +220,19 @@ def _narrowed(array: np.ndarray, form: RowForm) -> np.ndarray:
             f"such as {beyond.flat[0]}: clip them, or make the table with a wider dtype"
         )
     return array.astype(form.dtype)
+
+
+def _halved(array: np.ndarray, form: RowForm) -> np.ndarray:
+    """Numbers rounded to halves, as long as none becomes infinite by it. numpy would not say that some have."""
+    halves = narrowed(array, form.dtype)
+    if not all_finite(halves):
+        beyond = array[np.isinf(halves) & np.isfinite(array)]
+        if beyond.size:
+            raise InputError(
+                f"{form.where} holds {form.dtype}, and {beyond.size} of the values lie beyond its largest number, such "
+                f"as {beyond.flat[0]}: clip them, scale them, or make the table with a wider dtype"
+            )
+    return halves
 
 
 def check_out(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:

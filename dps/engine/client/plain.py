@@ -136,7 +136,7 @@ class PlainCalls:
         session = self._session
         route = session.settled.get(name)
         channels = None if route is None else session.connections(route)
-        if route is None or channels is None:
+        if route is None or channels is None or route.spec.bytes_width:  # bytes are made of rows beside a call
             return None
         table = self._tables[name] = PlainTable(route, channels, session, self._check_aggregate)
         return table

@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
+from dps.engine.client.byte_rows import bytes_in, bytes_of, room_of
 from dps.engine.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.engine.client.origin import Origin
 from dps.engine.client.verbs import Keys
@@ -21,6 +22,7 @@ from dps.engine.core.blocks import empty
 from dps.engine.core.requests import call as core
 from dps.engine.core.requests.form import Form
 from dps.engine.state.custom import Custom
+from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.engine.state.partition import group, shard_bits
 from dps.engine.wire import frames
@@ -65,7 +67,8 @@ class TableTerms:
         spec, form = route.spec, route.form
         parts = form, epoch, min(chunk, MOST_BYTES)
         at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
-        sums = at_once and spec.optimizer.repeats == "sum"
+        half = is_half(spec.dtype)  # whose sums are rounded once if they are summed here, and else after each addition
+        sums = at_once and (spec.optimizer.repeats == "sum" or (half and spec.optimizer.repeats == "any"))
         self.clocked = clocked
         self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED_KEYS)
         self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED_KEYS)
@@ -80,7 +83,7 @@ class TableTerms:
                 return core.Terms(form, epoch, chunk, frames.PUSH, flags, True, answered, merges)
             return core.Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_PUSHED_KEYS)
 
-        rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, False), (ASSIGN, False)]
+        rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, half), (ASSIGN, False)]
         self.changes, self.replays = (
             {
                 (rule, answered): change(FLAGS[rule] | asks | more, answered, merges)
@@ -103,6 +106,8 @@ def prepared_pull(
     route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object, certified: bool = False
 ) -> Prepared:
     agreed = terms.certified if certified else terms.pull
+    if route.spec.bytes_width:
+        return _prepared_bytes(route, agreed, origin, keys, out)
     call = core.Call.of(agreed, origin, keys, None, out)
     if call is not None:
         return Prepared(route, (call,), call.finish)
@@ -111,6 +116,22 @@ def prepared_pull(
     answer = room_for(out, shape, route.spec)
     call = core.Call.of(agreed, origin, target, None, flat(answer, route.spec))
     return refuse(route, frames.PULL, origin, target) if call is None else into(answer, route, call)
+
+
+def _prepared_bytes(route: TableRoute, agreed: core.Terms, origin: Origin, keys: Keys, out: object) -> Prepared:
+    """A pull of rows of bytes."""
+    spec = route.spec
+    target, shape = named(route, keys)
+    answer = room_for(room_of(out, spec), shape, spec)
+    call = core.Call.of(agreed, origin, target, None, flat(answer, spec))
+    if call is None:
+        refuse(route, frames.PULL, origin, target)
+
+    def finish() -> np.ndarray:
+        call.finish()
+        return bytes_of(answer, spec) if out is None else cast(np.ndarray, out)
+
+    return Prepared(route, (call,), finish)
 
 
 def prepared_born(route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object) -> Prepared:
@@ -127,7 +148,8 @@ def prepared_born(route: TableRoute, terms: TableTerms, origin: Origin, keys: Ke
 
     def finish() -> tuple[np.ndarray, np.ndarray]:
         call.finish()
-        return np.ascontiguousarray(rows[:, :-1]).reshape(row_shape(shape, spec)), (rows[:, -1] != 0).reshape(shape)
+        values = np.ascontiguousarray(rows[:, :-1]).reshape(row_shape(shape, spec))
+        return bytes_of(values, spec), (rows[:, -1] != 0).reshape(shape)
 
     return Prepared(route, (call,), finish)
 
@@ -151,6 +173,13 @@ def prepared_push(
     if agreed is None:
         derives = f"{spec.optimizer.kind} derives the values from its state"
         raise InputError(f"table {spec.name!r}: {derives}; only push changes them")
+    if spec.bytes_width:
+        if rule != ASSIGN or answered:
+            raise InputError(
+                f"table {spec.name!r} holds bytes of width {spec.bytes_width}, which are not pushed or added up: "
+                "assign(keys, values) puts them in place"
+            )
+        values = None if values is None else bytes_in(values, spec)
     weight = -1 if rows is None else weight_of(spec, rows, terms.clocked)
     call = core.Call.of(agreed, origin, keys, values, out, weight)
     if call is not None:

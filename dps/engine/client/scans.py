@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dps.engine.client.byte_rows import bytes_of
 from dps.engine.client.inputs import KeyRange, row_shape
 from dps.engine.client.requests import MOST_BYTES, MOST_PULLED_KEYS
 from dps.engine.client.session import RETRIED, ClientSession
@@ -83,7 +84,7 @@ class RangeScan(NamedTuple):
         for keys, rows in pieces:
             scatter(rows, places, start, values)
             start += len(keys)
-        return ordered, values.reshape(row_shape((count,), spec))
+        return ordered, bytes_of(values.reshape(row_shape((count,), spec)), spec)
 
 
 NO_KEYS = np.empty(0, np.int64)

@@ -5,8 +5,15 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cimport numpy as cnp
 
 from dps.engine.core.arrays cimport memory, writeable_int64s
+from dps.engine.core.numbers cimport is_half
 
 cnp.import_array()
+
+cdef extern from "halves.h" nogil:
+    void dps_less_float16(const uint16_t *a, const uint16_t *b, int64_t count, uint16_t *out)
+    void dps_less_bfloat16(const uint16_t *a, const uint16_t *b, int64_t count, uint16_t *out)
+    bint dps_differ_float16(const uint16_t *a, const uint16_t *b, int64_t count)
+    bint dps_differ_bfloat16(const uint16_t *a, const uint16_t *b, int64_t count)
 
 ctypedef fused number:
     float
@@ -48,6 +55,10 @@ def take_differences(cnp.ndarray rows not None, cnp.ndarray before not None, cnp
         now, old = memory(rows, kind, False), memory(before, kind, True)
         with nogil:
             count = _take(<const double *> now, <double *> old, count, dim, numbers)
+    elif is_half(kind):
+        now, old = memory(rows, kind, False), memory(before, kind, True)
+        with nogil:
+            count = _take_halves(kind, <const uint16_t *> now, <uint16_t *> old, count, dim, numbers)
     elif kind == cnp.NPY_INT32:
         now, old = memory(rows, kind, False), memory(before, kind, True)
         with nogil:
@@ -84,6 +95,27 @@ cdef int64_t _take(
         if differs:
             for k in range(dim):
                 out[k] = row[k] - old[k]
+            changed[found] = i
+            found += 1
+    return found
+
+
+cdef int64_t _take_halves(
+    int kind, const uint16_t *rows, uint16_t *before, int64_t count, int64_t dim, int64_t *changed
+) noexcept nogil:
+    """As :func:`_take`, of float16 or bfloat16: differences are rounded once."""
+    cdef bint is_float16 = kind == cnp.NPY_FLOAT16, differs
+    cdef int64_t i, found = 0
+    for i in range(count):
+        if is_float16:
+            differs = dps_differ_float16(rows + i * dim, before + i * dim, dim)
+        else:
+            differs = dps_differ_bfloat16(rows + i * dim, before + i * dim, dim)
+        if differs:
+            if is_float16:
+                dps_less_float16(rows + i * dim, before + i * dim, dim, before + found * dim)
+            else:
+                dps_less_bfloat16(rows + i * dim, before + i * dim, dim, before + found * dim)
             changed[found] = i
             found += 1
     return found

@@ -27,12 +27,13 @@ cdef void list_distinct(
     int64_t *out_keys,
     int64_t *out_starts,
 ) noexcept nogil
-cdef void add_rows(
+cdef bint add_rows(
     int kind,
     const void *updates,
     const int32_t *order,
     const int32_t *target,
     int64_t count,
     int64_t dim,
+    int64_t distinct,
     void *out,
 ) noexcept nogil

@@ -9,7 +9,13 @@ cimport numpy as cnp
 from dps.engine.core.arrays cimport int32s, int64s, memory, writeable_int32s, writeable_int64s, writeable_uint64s
 from dps.engine.core.mixing cimport dps_hash_keys, dps_mix
 
+from dps.engine.core.numbers cimport is_half, narrow_numbers
+
 cnp.import_array()
+
+cdef extern from "halves.h" nogil:
+    void dps_add_wide_float16(const uint16_t *halves, int64_t count, float *totals)
+    void dps_add_wide_bfloat16(const uint16_t *halves, int64_t count, float *totals)
 
 cdef extern from "grouping.h" nogil:
     const int DPS_HASHED
@@ -382,7 +388,7 @@ ctypedef fused value_t:
 def sum_repeats(
     cnp.ndarray updates not None, cnp.ndarray order, cnp.ndarray target not None, cnp.ndarray out not None
 ) -> None:
-    """out[target[j]] += updates[order[j]], from zero on; without an `order`, j itself.
+    """out[target[j]] += updates[order[j]], from zero on; without an `order`, j itself. Sums of halves are rounded once.
 
     updates : [m, dim] and out : [distinct, dim], both of one dtype of tables; order, target : int32[m].
     """
@@ -399,21 +405,31 @@ def sum_repeats(
     cdef int kind = cnp.PyArray_TYPE(updates)
     cdef void *given = memory(updates, kind, False)
     cdef void *sums = memory(out, kind, True)
+    cdef int64_t distinct = out.shape[0]
+    cdef bint done
     memset(sums, 0, cnp.PyArray_NBYTES(out))
     with nogil:
-        add_rows(kind, given, source, place, count, dim, sums)
+        done = add_rows(kind, given, source, place, count, dim, distinct, sums)
+    if not done:
+        raise MemoryError
 
 
-cdef void add_rows(
+cdef bint add_rows(
     int kind,
     const void *updates,
     const int32_t *order,
     const int32_t *target,
     int64_t count,
     int64_t dim,
+    int64_t distinct,
     void *out,
 ) noexcept nogil:
-    """out[target[j]] += updates[order[j]], rows of one of numpy's kinds of numbers; without an `order`, j itself."""
+    """out[target[j]] += updates[order[j]], rows of one of numpy's kinds of numbers; without an `order`, j itself.
+
+    `out` has `distinct` rows of zeros. False for want of memory, which sums of halves need.
+    """
+    if is_half(kind):
+        return _sum_halves(kind, <const uint16_t *> updates, order, target, count, dim, distinct, out)
     if kind == cnp.NPY_FLOAT32:
         _sum_repeats(<const float *> updates, order, target, count, dim, <float *> out)
     elif kind == cnp.NPY_FLOAT64:
@@ -426,6 +442,34 @@ cdef void add_rows(
         _sum_repeats(<const uint8_t *> updates, order, target, count, dim, <uint8_t *> out)
     else:
         _sum_repeats(<const int64_t *> updates, order, target, count, dim, <int64_t *> out)
+    return True
+
+
+cdef bint _sum_halves(
+    int kind,
+    const uint16_t *updates,
+    const int32_t *order,
+    const int32_t *target,
+    int64_t count,
+    int64_t dim,
+    int64_t distinct,
+    void *out,
+) noexcept nogil:
+    """As :func:`add_rows`, by sums of float32."""
+    cdef int64_t j
+    cdef const uint16_t *update
+    cdef float *totals = <float *> calloc(max(<int64_t> 1, distinct * dim), sizeof(float))
+    if totals == NULL:
+        return False
+    for j in range(count):
+        update = updates + dim * (j if order == NULL else order[j])
+        if kind == cnp.NPY_FLOAT16:
+            dps_add_wide_float16(update, dim, totals + dim * target[j])
+        else:
+            dps_add_wide_bfloat16(update, dim, totals + dim * target[j])
+    narrow_numbers(kind, totals, distinct * dim, out)
+    free(totals)
+    return True
 
 
 cdef void _sum_repeats(

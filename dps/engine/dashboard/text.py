@@ -200,7 +200,7 @@ def turnover_text(turnover: Turnover | None) -> str:
     >>> turnover_text(Turnover(full=0.991, evicted=1_200, waiting=40))
     '99% full, 1.2k evicted, 40 keys wait'
     >>> turnover_text(Turnover(full=1.0, spilled=9_000_000, brought=70_000, spill_bytes=1 << 32))
-    '100% full, 9M in files, 70k brought back, files of 4.0 GiB'
+    '100% full, 9M in files, 70k brought back, files of 4.00 GiB'
     >>> turnover_text(None), turnover_text(Turnover())
     ('', '')
     """

@@ -169,9 +169,9 @@ def pull_shard(ticket: Ticket, spec: TableSpec, shard: int) -> Iterator[tuple[np
             low, high = bound(shard, spec.rows, spec.shards), bound(shard + 1, spec.rows, spec.shards)
             for row in range(low, high, step):
                 end = min(row + step, high)
-                yield row, client.pull(spec.name, slice(row, end)).reshape(end - row, spec.dim)
+                yield row, client.pull(spec.name, slice(row, end)).view(spec.dtype).reshape(end - row, spec.dim)
             return
         for keys in client.keys(spec.name, shard):
             for a in range(0, len(keys), step):
                 some = keys[a : a + step]
-                yield some, client.pull(spec.name, some).reshape(len(some), spec.dim)
+                yield some, client.pull(spec.name, some).view(spec.dtype).reshape(len(some), spec.dim)

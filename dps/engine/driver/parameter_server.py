@@ -303,8 +303,10 @@ class ParameterServer:
             Number of rows of a dense table (keys 0 to rows - 1). Without it the table is keyed: any int64 is a key, and
             a row comes to life at its first push.
         dtype : dtype
-            float32, float64, int64, int32, int16 or uint8. Whole numbers go with ``dps.Add()`` and ``dps.Assign()``;
-            sums that the dtype cannot hold wrap around, as numpy's do.
+            float32, float64, int64, int32, int16, uint8, float16 or bfloat16 (which needs ``ml_dtypes``). Whole numbers
+            go with ``dps.Add()`` and ``dps.Assign()``; sums that the dtype cannot hold wrap around, as numpy's do.
+            Numbers of 16 bits are stepped in float32, with a state of float32, and rounded once. ``"S32"``: each row
+            is a value of up to 32 bytes, which is assigned, pulled and deleted.
         optimizer : Optimizer, optional
             What the servers do with a push: ``dps.Add()`` by default, ``dps.SGD(0.1)``, ``dps.FTRL(...)``, ...
         init : Initializer, optional

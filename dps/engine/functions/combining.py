@@ -8,6 +8,7 @@ import numpy as np
 
 from dps.engine.functions.definition import function
 from dps.engine.functions.rows import Rows
+from dps.engine.state.dtypes import widened
 from dps.errors import InputError
 
 __all__ = ["BINARY", "combine", "known"]
@@ -32,8 +33,10 @@ def combine(rows: Rows, name: str, at: np.ndarray, values: np.ndarray, column: i
     if len(at) != len(values) or not np.array_equal(at[np.minimum(which, len(at) - 1)], rows.keys):
         raise InputError("combine takes a value for each of its keys, and the keys sorted")
     there = rows.values[:, ALL if column is None else slice(column, column + 1)]
-    given = values[which].reshape(there.shape).astype(there.dtype, copy=False)
+    wide = widened(there)  # of halves a copy, which is rounded at last
+    given = values[which].reshape(there.shape).astype(wide.dtype, copy=False)
     if name == "assign":
         there[...] = given
     else:
-        known(BINARY, name)(there, given, out=there, casting="same_kind")
+        known(BINARY, name)(wide, given, out=wide, casting="same_kind")
+        there[...] = wide

@@ -19,6 +19,7 @@ import cloudpickle
 import numpy as np
 
 from dps.engine.functions.rows import Rows
+from dps.engine.state.dtypes import HALVES
 from dps.engine.state.ops import TableSpec
 from dps.errors import DPSError, InputError, InputTypeError, UnknownFunctionError, told
 
@@ -68,7 +69,9 @@ class Function:
                 f"a function is made of a callable with rows as its first argument, not of {told(part)}"
             )
         self.part, self.changes = part, changes
-        self.dtypes = None if dtypes is None else tuple(np.dtype(each).name for each in dtypes)
+        self.dtypes = (
+            None if dtypes is None else tuple(each if each in HALVES else np.dtype(each).name for each in dtypes)
+        )
         self.dim, self.slots = dim, slots
         self._merge: Callable[..., object] | None = None
         self._merged_names: list[str] = []  # arguments of the call that it takes
@@ -125,11 +128,12 @@ class Function:
             raise self._refusal(spec, f"it takes {', '.join(self.dtypes)}, and the table is {spec.dtype}")
         if self.dim is not None and spec.dim != self.dim:
             raise self._refusal(spec, f"it takes rows of dim {self.dim}, and the table's have {spec.dim}")
-        if self.slots is not None and spec.state_columns != self.slots:
+        state = spec.optimizer.init(spec.dim)
+        if self.slots is not None and state != self.slots:
             optimizer = type(spec.optimizer).__name__
             raise self._refusal(
                 spec,
-                f"it takes rows with {self.slots} columns of state, and those of {optimizer} have {spec.state_columns}",
+                f"it takes rows with {self.slots} columns of state, and those of {optimizer} have {state}",
             )
 
     def _refusal(self, spec: TableSpec, why: str) -> InputError:

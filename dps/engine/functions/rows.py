@@ -18,7 +18,7 @@ from dps.engine.state.ops import Selected, TableSpec
 from dps.engine.state.partition import distinct, group
 from dps.errors import InputError, NotFiniteError
 
-__all__ = ["Effect", "Rows"]
+__all__ = ["Effect", "Rows", "base_over"]
 
 
 class Effect(NamedTuple):
@@ -35,14 +35,19 @@ class Writable:
 
     def __init__(self, rows: np.ndarray):
         self._rows = rows
-        # Over a memoryview, so that it is the base of all views that are made of it.
-        self.array: np.ndarray | None = np.asarray(memoryview(rows)) if rows.size else rows
+        self.array: np.ndarray | None = base_over(rows) if rows.size else rows
 
     def take_away(self) -> np.ndarray:
         """The memory; a copy, if the function has kept a view of it."""
         assert self.array is not None
         array, self.array = weakref.ref(self.array), None
         return self._rows.copy() if self._rows.size and array() is not None else self._rows
+
+
+def base_over(rows: np.ndarray, writable: bool = True) -> np.ndarray:
+    """An array over the same memory that is the base of all views that are made of it, which `rows` need not be."""
+    memory = memoryview(rows.view(np.uint8))  # which is a buffer whatever the dtype
+    return np.ndarray(rows.shape, rows.dtype, memory if writable else memory.toreadonly())
 
 
 class Rows:
@@ -106,7 +111,7 @@ class Rows:
     @property
     def state_before(self) -> np.ndarray:
         """The optimizer's state before the function, [m, slots], read-only."""
-        return _read_only(self._selection.rows[:, self._state])
+        return _read_only(self.spec.state_of(self._selection.rows))
 
     @property
     def values(self) -> np.ndarray:
@@ -120,7 +125,7 @@ class Rows:
     @property
     def state(self) -> np.ndarray:
         """The optimizer's state, [m, slots]. A changing function may change it."""
-        return self._written()[:, self._state] if self._changes else self.state_before
+        return self.spec.state_of(self._written()) if self._changes else self.state_before
 
     @state.setter
     def state(self, state: np.ndarray) -> None:
@@ -243,12 +248,13 @@ class Rows:
 
     def _check_finite(self, rows: np.ndarray) -> None:
         values = rows[:, : self.spec.dim]
-        if self.spec.finite and values.dtype.kind == "f" and not np.isfinite(values).all():
+        if self.spec.finite and not self.spec.is_whole and not np.isfinite(values).all():
             raise NotFiniteError(f"table {self.spec.name!r} refuses NaN and infinity, and the function made some")
 
     def _check_derived(self, old: np.ndarray, new: np.ndarray) -> None:
         """Refuse new values beside an old state from which the optimizer would derive the old values again."""
-        if np.array_equal(old[:, self._state], new[:, self._state]) and not np.array_equal(old, new):
+        state_of, dim = self.spec.state_of, self.spec.dim
+        if np.array_equal(state_of(old), state_of(new)) and not np.array_equal(old[:, :dim], new[:, :dim]):
             raise InputError(
                 f"table {self.spec.name!r}: {type(self.spec.optimizer).__name__} derives the values from its state, so "
                 f"the next push would undo the change; change `rows.state`, too"
@@ -276,11 +282,6 @@ class Rows:
             self._copy = Writable(rows)
         assert self._copy.array is not None
         return self._copy.array
-
-    @property
-    def _state(self) -> slice:
-        """The columns of the optimizer's state."""
-        return slice(self.spec.dim, self.spec.dim + self.spec.state_columns)
 
     def _assign(self, place: np.ndarray, given: np.ndarray, what: str) -> None:
         if isinstance(given, np.ndarray) and given.__array_interface__ == place.__array_interface__:

@@ -13,6 +13,7 @@ Only a primary that is sure to be the only one decides (`leads`). A shard that a
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -33,13 +34,15 @@ from dps.engine.state.partition import distinct
 from dps.engine.state.shard import KeyedShard
 from dps.engine.telemetry.snapshot import NEARLY_FULL
 from dps.engine.wire.protocols import RoleEndpoint
-from dps.errors import FunctionError, LimitError
+from dps.errors import FunctionError, LimitError, SpillError
 
 __all__ = ["Forgetting"]
 
 logger = logging.getLogger(__name__)
 
 TURN_SLOTS = 1 << 13  # of the index that one turn looks at: if all their rows go, it takes 3 ms
+TURN_ENTRIES = 1 << 11  # of a file that one turn looks at
+MAX_FILE_TURNS = 16  # of a heartbeat: where rows expire faster than a file is read, they go late
 MARKS_PER_EXPIRY = 64  # AGE ops in the time after which a row expires
 ROUNDS_PER_EXPIRY = 16  # of the hand over all rows, in that time
 ROUND_SECONDS = 4.0  # of a round where rows expire by clocks
@@ -186,6 +189,10 @@ class Forgetting:
             slots = sum(map(len, shard.index.tables)) * HEARTBEAT_SECONDS / round_seconds(life)
             for _ in range(int(slots // TURN_SLOTS) + 1):
                 self._turns.append(lambda: self._expire(table, replica, now))
+            if shard.spill is not None:
+                entries = shard.spill.entries * HEARTBEAT_SECONDS / round_seconds(life)
+                for _ in range(min(int(entries // TURN_ENTRIES) + 1, MAX_FILE_TURNS)):
+                    self._turns.append(lambda: self._expire_spilled(table, replica, now))
         if not shard.most_rows or life.spills or len(shard) <= NEARLY_FULL * shard.most_rows:
             return
         if not table.warned:
@@ -208,6 +215,12 @@ class Forgetting:
             found = self._chooser_of(replica).expiring.piece(replica.shard, now, TURN_SLOTS)
             self._forget(table, replica, found.gone, EXPIRED)
             self._use(table, replica, found.pulled)
+
+    def _expire_spilled(self, table: ServerTable, replica: Replica, now: int) -> None:
+        if self._may_decide(replica):
+            with contextlib.suppress(SpillError):  # what asks for these rows is told
+                found = self._chooser_of(replica).expiring.spilled_piece(replica.shard, now, TURN_ENTRIES)
+                self._forget(table, replica, found, EXPIRED)
 
     def _prepare(self, table: ServerTable, replica: Replica) -> None:
         try:

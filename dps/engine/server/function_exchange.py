@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dps.engine.wire.frames import code_of
 from dps.engine.wire.messages import PartAnswer
 
 __all__ = [
@@ -138,7 +139,7 @@ class Pages:
             if array is None:
                 places.append(None)
                 continue
-            places.append(ArrayPlace(end, array.dtype.str, array.shape))
+            places.append(ArrayPlace(end, code_of(array.dtype), array.shape))
             end += padded_size(array.nbytes)
         if end > self.size:
             size = self._grown(end)

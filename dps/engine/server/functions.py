@@ -47,7 +47,7 @@ import numpy as np
 from dps import config
 from dps.engine.core.requests.forwards import Forwards, OwedAnswer
 from dps.engine.functions.definition import Part, opened
-from dps.engine.functions.rows import Effect
+from dps.engine.functions.rows import Effect, base_over
 from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.changes import Changes
 from dps.engine.server.forgetting import Forgetting
@@ -129,7 +129,7 @@ class Hold:
         for replica, keys in self.targets:
             selection = replica.shard.select(keys, call.start, call.stop)
             if selection.memory is not None and len(selection.memory):
-                rows = np.asarray(memoryview(selection.memory).toreadonly())  # the base of all views of it
+                rows = base_over(selection.memory, writable=False)
                 self._lent.append((replica, weakref.ref(rows)))
                 selection = selection.over(rows)
             selections.append(selection)

@@ -180,7 +180,7 @@ class LargeOps:
     def leave(self, replica: Replica) -> None:
         """A replica is dropped: give back its memory, unless a checkpoint or a dump still reads it."""
         shard = replica.shard
-        if isinstance(shard, Shard) and not shard.pins:
+        if isinstance(shard, Shard) and not shard.pins and shard.cut is None:
             self.forget(shard.give_up())
 
     def forget(self, arrays: list[np.ndarray]) -> None:

@@ -25,9 +25,12 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from dps.engine.core.requests.service import Service
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable
+from dps.engine.state.dtypes import dtype_of_sums
 from dps.engine.state.memory import creates_rows, first_bytes, growth, held_bytes, is_summed, missing
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.shard import KeyedShard, KeyedSums, Shard
@@ -53,7 +56,7 @@ class Need(NamedTuple):
         if not self.summed:
             return growth(self.shard, self.new, count)
         sums = self.shard.sums
-        row_bytes = self.shard.spec.dim * self.shard.rows.itemsize
+        row_bytes = self.shard.spec.dim * np.dtype(dtype_of_sums(self.shard.spec.dtype)).itemsize
         aside = growth(sums.shard, count, count) if isinstance(sums, KeyedSums) else count * row_bytes
         return growth(self.shard, self.new + promised, self.new + promised) + aside
 

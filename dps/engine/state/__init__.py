@@ -12,6 +12,11 @@ partitioning       which keys of a keyed table lie together: blocks, fields of b
 names              the one rule for names of tables, servers, runs, checkpoints and metrics
 shard              DenseShard, KeyedShard: rows, ledger, optimizer state, sums of an open clock; every op is
                    applied here
+deletion           rows of a keyed shard that go, and the memory that they give back
+spill              which rows lie in a file of the server because a budget is full, and come back when they are named
+disk_rows          the file: rows looked up by key, read together, appended
+shrinking          memory of rows given back bit by bit
+spilled            what shards and cuts ask of the file
 beside             large ops, carried out on a copy of the shard, and put in place in one step
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
 columns            columns of a row with initializers and optimizers of their own

@@ -339,23 +339,26 @@ def parts_of_table(
     return of_columns(columns)
 
 
-def row_start(dim: int, optimizer: Optimizer, init: Initializer, record: int = 0) -> RowStart:
+def row_start(dim: int, optimizer: Optimizer, init: Initializer, record: int = 0, half: bool = False) -> RowStart:
     """What a new row of a table of that `dim` holds, with so many columns of a record, which is zero.
+
+    Where values are halves, a number of state takes two columns.
 
     Raises InputError if the columns of the optimizer are not those of the initializer, or have another dim together.
     """
     optimizer.init(dim)  # raises where the columns of the optimizer have another dim
+    width = 2 if half else 1
     if isinstance(optimizer, ColumnOptimizers) and isinstance(init, ColumnInitializers):
         if (optimizer.names, optimizer.dims) == (init.names, init.dims):
             parts = zip(optimizer.dims, init.initializers, optimizer.optimizers, strict=True)
-            return RowStart([*(_start_of(*part) for part in parts), *_record_start(record)])
+            return RowStart([*(_start_of(*part) for part in parts), *_record_start(record // width)], width)
     elif not isinstance(optimizer, ColumnOptimizers) and not isinstance(init, ColumnInitializers):
-        return RowStart([_start_of(dim, init, optimizer), *_record_start(record)])
+        return RowStart([_start_of(dim, init, optimizer), *_record_start(record // width)], width)
     raise InputError(f"the columns of {optimizer!r} are not those of {init!r}: make the table with columns=")
 
 
-def _record_start(columns: int) -> list[tuple[int, int, np.ndarray, int, float]]:
-    return [(0, 0, np.zeros(3), columns, 0.0)] if columns else []
+def _record_start(numbers: int) -> list[tuple[int, int, np.ndarray, int, float]]:
+    return [(0, 0, np.zeros(3), numbers, 0.0)] if numbers else []
 
 
 def _start_of(dim: int, init: Initializer, optimizer: Optimizer) -> tuple[int, int, np.ndarray, int, float]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import numpy as np
 
+from dps.engine.state.dtypes import is_half, narrowed, widened
 from dps.engine.state.optimizers import Optimizer, is_of_dps
 from dps.engine.state.recipes import Description, Recipe
 from dps.engine.state.user_code import UserCode, add_code, last_lines, opened, packed
@@ -124,11 +125,16 @@ class Custom(Optimizer):
         if not len(updates):
             return
         chosen = index if len(index) else slice(start, start + len(updates))
-        dim = updates.shape[1]
-        end = dim + self.columns  # behind it, rows may have records
+        dim, half = updates.shape[1], is_half(rows.dtype)
+        end = dim + self.columns * (2 if half else 1)  # behind it, rows may have records
         values, state = rows[chosen, :dim].copy(), rows[chosen, dim:end].copy()
-        self._update(values, state, updates, int(numbers[0]))
-        rows[chosen, :dim], rows[chosen, dim:end] = values, state
+        if not half:
+            self._update(values, state, updates, int(numbers[0]))
+            rows[chosen, :dim], rows[chosen, dim:end] = values, state
+            return
+        wide = widened(values)
+        self._update(wide, state.view(np.float32), widened(updates), int(numbers[0]))
+        rows[chosen, :dim], rows[chosen, dim:end] = narrowed(wide, rows.dtype), state
 
     def _update(self, values: np.ndarray, state: np.ndarray, gradients: np.ndarray, clock: int) -> None:
         if self.opened is None:

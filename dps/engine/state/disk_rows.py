@@ -88,6 +88,7 @@ class DiskRows:
         self._segments = 0  # that the file has or had
         self._last, self._end = -1, self.segment  # the segment to which entries are appended, and where the next goes
         self._full: set[int] = set()  # the other segments that have entries in use
+        self._walked = 0  # bytes of bits that :meth:`walk` has seen in this round
         self._free: list[int] = []
         self._parked: list[int] = []  # free, but a reader may still read them
         self._damaged: set[int] = set()  # segments of which an entry could not be read
@@ -134,6 +135,13 @@ class DiskRows:
         keys, rows = np.empty(len(places), np.int64), np.empty((len(places), self.width), self.dtype)
         self._read(places, np.arange(len(places)), keys, False, rows)
         return keys, rows
+
+    def walk(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and rows in use among the next entries, about `most` of them; behind the last one it begins again."""
+        first, step = self._walked, max(1, most // 8)
+        self._walked = first + step if first + step < len(self.in_use) else 0
+        bits = np.unpackbits(self.in_use[first : first + step], bitorder="little")
+        return self.entries(8 * first + np.flatnonzero(bits))
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Append rows [m, width] of distinct keys that are not in the file.

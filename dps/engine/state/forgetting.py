@@ -92,6 +92,7 @@ class Expiring:
 
     def __init__(self, rules: tuple[Expiry, ...]):
         self._rules = rules
+        self._counts_pulls = RowLife(rules).counts_pulls
         self._hand = Hand()
 
     def piece(self, shard: KeyedShard, time: int, slots: int) -> Found:
@@ -99,9 +100,24 @@ class Expiring:
         keys, rows, _ = self._hand.piece(shard, slots)
         if not len(keys):
             return Found(NO_KEYS, NO_KEYS)
-        pulled = take_pulled(shard, rows)
-        age = ages(records_of(shard, rows), moment_of(shard))
-        gone = np.zeros(len(keys), np.bool_)
+        pulled = take_pulled(shard, rows) if self._counts_pulls else np.zeros(len(keys), np.bool_)
+        gone = self._gone(shard, records_of(shard, rows), shard.rows, rows, time)
+        return Found(keys[gone & ~pulled], keys[pulled])
+
+    def spilled_piece(self, shard: KeyedShard, time: int, most: int) -> np.ndarray:
+        """The keys of rows that are to go, among about `most` of those in the file of a shard."""
+        assert shard.spill is not None
+        keys, rows = shard.spill.walk(most)
+        records = np.ascontiguousarray(rows[:, shard.record_at :]).view(np.uint64).reshape(-1)
+        gone: np.ndarray = keys[self._gone(shard, records, rows, np.arange(len(keys)), time)]
+        return gone
+
+    def _gone(
+        self, shard: KeyedShard, records: np.ndarray, rows: np.ndarray, index: np.ndarray, time: int
+    ) -> np.ndarray:
+        """Which of rows[index[i]], with these records, are to go."""
+        age = ages(records, moment_of(shard))
+        gone = np.zeros(len(records), np.bool_)
         for rule in self._rules:
             moment = _moment_before(shard, rule, time)
             if moment is None:
@@ -109,10 +125,10 @@ class Expiring:
             old = age > distance(moment_of(shard), moment)
             if isinstance(rule, ExpireSmall):
                 which = np.flatnonzero(old)
-                values = shard.rows[rows[which], : shard.dim].astype(np.float64, copy=False)
+                values = rows[index[which], : shard.dim].astype(np.float64, copy=False)
                 old[which] = np.einsum("ij,ij->i", values, values) <= rule.norm**2
             gone |= old
-        return Found(keys[gone & ~pulled], keys[pulled])
+        return gone
 
 
 def _moment_before(shard: KeyedShard, rule: Expiry, time: int) -> int | None:

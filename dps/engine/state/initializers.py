@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.engine.state.dtypes import DTYPES, FLOATS, WHOLE, range_of
+from dps.engine.state.dtypes import DTYPES, REALS, WHOLE, range_of
 from dps.engine.state.recipes import Recipe, from_dict, number
 from dps.errors import InputError
 
@@ -68,7 +68,7 @@ class Initializer(Recipe):
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes of tables that the initial values suit."""
-        return FLOATS
+        return REALS
 
     @property
     def is_zero(self) -> bool:
@@ -123,9 +123,9 @@ class Constant(Initializer):
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes of tables that the initial values suit."""
         if not self.value.is_integer() or abs(self.value) > 2**53:  # what lies beyond, float64 does not hold exactly
-            return FLOATS
+            return REALS
         limits = {dtype: range_of(dtype) for dtype in WHOLE}
-        return (*FLOATS, *(dtype for dtype, (least, most) in limits.items() if least <= self.value <= most))
+        return (*REALS, *(dtype for dtype, (least, most) in limits.items() if least <= self.value <= most))
 
 
 @dataclass(frozen=True, repr=False)

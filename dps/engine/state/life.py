@@ -249,10 +249,10 @@ class RowLife:
         if self.evict not in EVICT and not isinstance(self.evict, EvictByFunction):
             known = ", ".join(map(repr, EVICT))
             raise InputError(f"evict is one of {known}, or a function of rows, not {self.evict!r}")
-        if self.spills and self.expire:
+        if self.spills and self.counts_pulls:
             raise InputError(
-                "expire= and evict='spill' do not go together: rows in a file are not looked at. Take evict='lru' with "
-                "expire=, or evict='spill' without"
+                "ExpireUnused(by='use') and evict='spill' do not go together, because a row that goes to a file loses "
+                "the note of its pulls; take by='push'"
             )
         if not (self.admit is None or self.admit == NEVER or isinstance(self.admit, AdmitByCount)):
             raise InputTypeError(f"admit is a rule such as dps.AdmitByCount(3), or 'never', not {self.admit!r}")

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from dps.engine.core.cells import Cells
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.initializers import RowStart
+from dps.engine.core.shards.rows import all_finite
 from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.engine.state.custom import Custom, custom
-from dps.engine.state.dtypes import DTYPES, WHOLE, range_of
+from dps.engine.state.dtypes import DTYPES, MOST_FLOAT16, WHOLE, dtype_of, is_half, range_of
 from dps.engine.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.engine.state.life import (
     MAX_GONE,
@@ -30,7 +31,7 @@ from dps.engine.state.names import check_name
 from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
 from dps.engine.state.recipes import Description
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, MissingPackageError
 
 __all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "EVICTED", "EXPIRED", "FAILED", "KEEP"]
 __all__ += ["NO_CLOCK", "OLDER", "PUSH", "RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
@@ -170,7 +171,8 @@ class TableSpec:
     dim : int
         Values in a row.
     dtype : str
-        ``"float32"``, ``"float64"``, ``"int64"``, ``"int32"``, ``"int16"`` or ``"uint8"``.
+        ``"float32"``, ``"float64"``, ``"int64"``, ``"int32"``, ``"int16"``, ``"uint8"``, ``"float16"`` or
+        ``"bfloat16"``.
     optimizer : Optimizer
         What a push does to the rows.
     init : Initializer
@@ -192,6 +194,9 @@ class TableSpec:
         Which keys of a keyed table lie together on one shard.
     life : RowLife
         When rows of a keyed table go by themselves, and how many bytes they may take.
+    bytes_width : int
+        Clients see each row as bytes of this width, by ``dtype="S32"`` say; 0: as numbers. Then `dtype` is uint8, `dim`
+        the width, and the optimizer Assign.
 
     Examples
     --------
@@ -214,6 +219,7 @@ class TableSpec:
     id: int = 0
     partition: Partition = HashPartition()
     life: RowLife = RowLife()
+    bytes_width: int = 0
 
     def __post_init__(self):
         where = f"table {check_name('table', self.name)!r}"
@@ -223,6 +229,7 @@ class TableSpec:
             )
         if not isinstance(self.init, Initializer):
             raise InputTypeError(f"{where}: init must be one of dps's, such as dps.Normal(0.01), not {self.init!r}")
+        self._take_width(where)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
         _whole(self, "dim", 1, MAX_DIM, where)
         object.__setattr__(self, "optimizer", custom(self.optimizer, self.dim))
@@ -257,11 +264,32 @@ class TableSpec:
             raise InputError(
                 f"{where}: an {self.dtype} table starts from Zeros or a whole Constant{held}, not {self.init!r}"
             )
+        if self.dtype == "float16" and np.abs(self.init.numbers()[..., 1:]).max() > MOST_FLOAT16:
+            raise InputError(
+                f"{where}: float16 reaches {MOST_FLOAT16}, and rows start from {self.init!r}: use bfloat16"
+            )
         if self.is_whole and self.aggregate == "mean":
             raise InputError(f"{where}: a mean of {self.dtype} pushes would be cut to whole numbers; use float64")
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
+
+    def _take_width(self, where: str) -> None:
+        """Make of a dtype of bytes what it stands for."""
+        try:
+            dtype = dtype_of(self.dtype)
+        except (TypeError, MissingPackageError):  # which `_dtype_name` explains
+            return
+        if dtype.kind != "S":
+            return
+        width = dtype.itemsize
+        if not 1 <= width <= MAX_DIM:
+            raise InputError(f"{where}: bytes have a fixed width of 1 to {MAX_DIM}, such as dtype='S32', not {width}")
+        if self.dim != 1 or not isinstance(self.optimizer, (Add, Assign)) or self.init != Zeros() or self.aggregate:
+            raise InputError(f"{where}: rows of bytes are assigned: leave out dim=, optimizer=, init= and aggregate=")
+        made = {"bytes_width": width, "dtype": "uint8", "dim": width, "optimizer": Assign()}
+        for field, value in made.items():
+            object.__setattr__(self, field, value)
 
     def _check_life(self, where: str) -> None:
         life = self.life
@@ -298,8 +326,27 @@ class TableSpec:
 
     @property
     def state_columns(self) -> int:
-        """Columns of the optimizer's state, which follow the `dim` values of a row."""
-        return self.optimizer.init(self.dim)
+        """Columns of the optimizer's state, which follow the `dim` values of a row.
+
+        Beside halves the state is float32, and takes two columns a number.
+        """
+        return self.optimizer.init(self.dim) * (2 if is_half(self.dtype) else 1)
+
+    def state_of(self, rows: np.ndarray) -> np.ndarray:
+        """The optimizer's state of rows [m, dim + slots]: a view [m, numbers of state], of float32 beside halves.
+
+        >>> import dps
+        >>> spec = TableSpec("w", dtype="float16", optimizer=dps.Momentum(0.1))
+        >>> spec.state_of(np.zeros((2, spec.dim + spec.slots), np.float16)).dtype
+        dtype('float32')
+        """
+        state = rows[:, self.dim : self.dim + self.state_columns]
+        return state.view(np.float32) if is_half(self.dtype) else state
+
+    def are_finite(self, rows: np.ndarray) -> bool:
+        """Whether neither the values of rows [m, dim + slots] nor their state has NaN or infinity."""
+        parts = rows[:, : self.dim], self.state_of(rows)
+        return self.is_whole or all(all_finite(np.ascontiguousarray(part)) for part in parts)
 
     @property
     def slots(self) -> int:
@@ -332,7 +379,7 @@ class TableSpec:
 
     def row_start(self) -> RowStart:
         """What a new row holds."""
-        return row_start(self.dim, self.optimizer, self.init, self.slots - self.state_columns)
+        return row_start(self.dim, self.optimizer, self.init, self.slots - self.state_columns, is_half(self.dtype))
 
     def absent_start(self) -> RowStart:
         """What a key without a row reads as."""
@@ -344,6 +391,10 @@ class TableSpec:
             return self
         return dataclasses.replace(self, optimizer=self.optimizer.open())
 
+    def __setstate__(self, fields: Description) -> None:
+        self.__dict__.update(fields)
+        dtype_of(self.dtype)  # because this process may not know bfloat16 yet
+
     def _repr_html_(self) -> str | None:
         return html_renderers[-1](self) if html_renderers else None
 
@@ -353,6 +404,8 @@ class TableSpec:
         recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
         plain = {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
         del plain["life"]
+        if not self.bytes_width:
+            del plain["bytes_width"]  # so that tables without it are described as ever
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain
 
     @classmethod
@@ -370,9 +423,11 @@ class TableSpec:
 def _dtype_name(dtype: npt.DTypeLike, where: str) -> str:
     known = f"a table holds {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
     try:
-        name = np.dtype(dtype).name
+        name = dtype_of(dtype).name
     except TypeError as error:
         raise InputTypeError(f"{where}: {dtype!r} is not a dtype of numpy; {known}") from error
+    except MissingPackageError as error:
+        raise MissingPackageError(f"{where}: {error}", name=error.name) from None
     if name not in DTYPES:
         raise InputError(f"{where}: dtype {name}; {known}")
     return name

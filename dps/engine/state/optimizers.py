@@ -21,7 +21,7 @@ from typing import ClassVar, dataclass_transform
 import numpy as np
 
 from dps.engine.core.shards import optimizers as kernels
-from dps.engine.state.dtypes import DTYPES, FLOATS
+from dps.engine.state.dtypes import DTYPES, REALS
 from dps.engine.state.recipes import Recipe, flag, from_dict, number
 from dps.engine.state.schedules import RATE, Schedule
 
@@ -71,7 +71,7 @@ class Optimizer(Recipe):
 
     kernel: ClassVar[Callable[..., None]]
     states: ClassVar[int] = 0
-    dtypes: ClassVar[tuple[str, ...]] = FLOATS
+    dtypes: ClassVar[tuple[str, ...]] = REALS
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -114,7 +114,7 @@ class Optimizer(Recipe):
         Parameters
         ----------
         values : ndarray
-            [m, dim], to be changed in place.
+            [m, dim], to be changed in place. Of a table of float16 or bfloat16, these three are float32.
         state : ndarray
             [m, ``init(dim)``], to be changed in place.
         gradients : ndarray

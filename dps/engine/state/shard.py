@@ -44,12 +44,13 @@ from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.records import note_pulls
-from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
+from dps.engine.core.shards.rows import gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
 from dps.engine.state import deletion
 from dps.engine.state.admission import Admission
 from dps.engine.state.ages import Ages, begin_moment
 from dps.engine.state.custom import Custom
+from dps.engine.state.dtypes import dtype_of_sums, narrowed
 from dps.engine.state.gone import GoneKeys
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
 from dps.engine.state.ops import (
@@ -139,8 +140,8 @@ class Sums(SumsState, abc.ABC):
 class DenseSums(Sums):
     def __init__(self, shard: DenseShard, clock: int):
         super().__init__(clock)
-        self.low = shard.low
-        self.sums = np.zeros((len(shard), shard.spec.dim), shard.spec.dtype)
+        self.low, self.dtype = shard.low, shard.spec.dtype
+        self.sums = np.zeros((len(shard), shard.spec.dim), dtype_of_sums(self.dtype))
         self.touched = np.zeros(len(shard), np.bool_)
         if self.sums.nbytes >= LARGE_SUMS_BYTES:
             use_small_pages(self.sums)
@@ -178,15 +179,15 @@ class DenseSums(Sums):
         if mean:
             sums /= self.divisor
         start, named = (self.low, None) if keys is None else (0, keys + self.low)
-        return Op(PUSH, named, start, sums, self.clock, self.parties)
+        return Op(PUSH, named, start, narrowed(sums, self.dtype), self.clock, self.parties)
 
 
 class KeyedSums(Sums):
     """Sums in an empty keyed shard of their own, whose optimizer is addition."""
 
-    def __init__(self, shard: KeyedShard, clock: int):
+    def __init__(self, shard: KeyedShard, clock: int, dtype: str):
         super().__init__(clock)
-        self.shard = shard
+        self.shard, self.dtype = shard, dtype
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -220,7 +221,7 @@ class KeyedSums(Sums):
         sums = self.shard.all_rows()
         if mean:
             sums /= self.divisor
-        return Op(PUSH, self.shard.keys(), 0, sums, self.clock, self.parties)
+        return Op(PUSH, self.shard.keys(), 0, narrowed(sums, self.dtype), self.clock, self.parties)
 
 
 # ---- What dense and keyed shards share: the ways of an op, cuts, twins
@@ -381,7 +382,7 @@ class Shard(CutShard):
         rows = self._rows_before(op)
         try:
             run_rule(self, rows, op, NO_INDEX, 0)
-            if self.spec.finite and not self.spec.is_whole and not all_finite(rows):
+            if self.spec.finite and not self.spec.are_finite(rows):
                 raise FunctionError(f"{self.spec.optimizer.kind}.update made NaN or infinity, which the table refuses")
         except FunctionError as error:
             raise FunctionError(f"shard {self.number} of table {self.spec.name!r}: {error}") from None
@@ -1039,9 +1040,9 @@ class KeyedShard(Shard):
         return self.scratch[:count]
 
     def new_sums(self, clock: int) -> Sums:
-        spec = self.spec
-        plain = TableSpec(spec.name, dim=spec.dim, dtype=spec.dtype, shards=spec.shards, partition=spec.partition)
-        return KeyedSums(KeyedShard(plain, self.number), clock)
+        spec, dtype = self.spec, dtype_of_sums(self.spec.dtype)
+        plain = TableSpec(spec.name, dim=spec.dim, dtype=dtype, shards=spec.shards, partition=spec.partition)
+        return KeyedSums(KeyedShard(plain, self.number), clock, spec.dtype)
 
 
 def make_shard(spec: TableSpec, number: int) -> DenseShard | KeyedShard:

@@ -67,8 +67,13 @@ class Spill:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the file."""
+        """What the file takes of the disk, in bytes."""
         return self.disk.file_bytes
+
+    @property
+    def entries(self) -> int:
+        """Entries that the file has, in use or not."""
+        return 8 * len(self.disk.in_use)
 
     @property
     def written(self) -> int:
@@ -131,6 +136,10 @@ class Spill:
     def list_window(self, low: int, high: int, first: int, last: int, keys: np.ndarray, places: np.ndarray) -> int:
         """As :func:`dps.engine.core.shards.scanning.list_window`, for the keys of the rows in the file."""
         return list_window(self.disk.index, low, high, first, last, keys, places)
+
+    def walk(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and rows of about `most` entries of the file, from where the last call ended; it goes round."""
+        return self.disk.walk(most)
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Put rows of distinct keys, none of which is in memory, into the file, in place of those that it has."""

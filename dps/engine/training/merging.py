@@ -20,6 +20,7 @@ from dps.engine.client.inputs import as_keys, as_rows, split_sparse
 from dps.engine.client.table import place_of
 from dps.engine.client.verbs import Changes, Keys, T, TableLike, Values
 from dps.engine.functions.combining import combine
+from dps.engine.state.dtypes import widened
 from dps.engine.state.ops import TableSpec
 from dps.errors import InputError, KeyRangeError
 
@@ -59,21 +60,22 @@ def check_range(spec: TableSpec, keys: np.ndarray) -> None:
 class MergedRows:
     """Values by key, those of a key merged.
 
-    `how` ("add", "last", "maximum" or "minimum") says what becomes of several values of a key.
+    `how` ("add", "last", "maximum" or "minimum") says what becomes of several values of a key. Halves are merged as
+    float32, so that a sum is rounded when it is sent.
     """
 
     def __init__(self, dim: int, dtype: npt.DTypeLike, how: str):
         self.how = how
         self._distinct = 0  # the rows of the first part have so many keys, each once
         self._waiting = 0  # rows of all others
-        self._parts = [(np.empty(0, np.int64), np.empty((0, dim), dtype))]
+        self._parts = [(np.empty(0, np.int64), widened(np.empty((0, dim), dtype)))]
 
     def __len__(self) -> int:
         return self._distinct + self._waiting
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Take values [m, dim] for keys; both are copied."""
-        self._parts.append((keys.copy(), values.copy()))
+        self._parts.append((keys.copy(), widened(values).copy()))
         self._waiting += len(keys)
         if self._waiting > max(MIN_MERGED_ROWS, self._distinct):
             self.merged()

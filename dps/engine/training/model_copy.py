@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.engine.client.byte_rows import bytes_of, room_of
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import check_out, row_shape
 from dps.engine.client.table import name_of
@@ -104,10 +105,10 @@ class ModelCopy:
     def _answer(self, table: TableLike, keys: np.ndarray, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
         spec = self._spec(name_of(table))
         shape = row_shape(shape, spec)
-        values = self._rows(spec.name).take(keys).reshape(shape)
+        values = bytes_of(self._rows(spec.name).take(keys).reshape(shape), spec)
         if out is None:
             return values
-        check_out(out, shape, spec)[...] = values
+        check_out(room_of(out, spec), shape, spec).view(values.dtype).reshape(values.shape)[...] = values
         return out
 
     def _spec(self, name: str) -> TableSpec:
@@ -138,7 +139,9 @@ class CopiedRows:
         both = np.concatenate([self._keys, keys])
         order = np.argsort(both, kind="stable")
         self._keys = both[order]
-        self._values = np.concatenate([self._values, values.reshape(len(keys), self.spec.dim)])[order]
+        self._values = np.concatenate([self._values, values.view(self.spec.dtype).reshape(len(keys), self.spec.dim)])[
+            order
+        ]
 
     def take(self, keys: np.ndarray) -> np.ndarray:
         """A copy of the rows of the keys, [m, dim]; all of them are here."""

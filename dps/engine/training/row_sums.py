@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.engine.core.grouping import sum_repeats
+from dps.engine.state.dtypes import is_half, widened
 from dps.engine.training.pulled_rows import distinct_keys
 from dps.errors import InputError, InputTypeError
 
@@ -62,6 +63,6 @@ def summable(values: np.ndarray) -> np.ndarray:
         return values
     if values.dtype.kind in "biu" and values.dtype.itemsize < 8:
         return values.astype(np.int64)
-    if values.dtype == np.float16:
-        return values.astype(np.float32)
+    if is_half(values.dtype):
+        return widened(values)
     raise InputTypeError(f"gather_sum adds up float32, float64 or int64, not {values.dtype}")

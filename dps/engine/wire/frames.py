@@ -221,7 +221,7 @@ def decode_error(body: Buffer) -> DPSError:
 
 def pack_arrays(meta: Mapping[str, object], arrays: Sequence[np.ndarray]) -> tuple[int, list[Buffer]]:
     """A dict and arrays as the body of a frame: (bytes of its JSON, buffers)."""
-    layout = {"meta": meta, "arrays": [[array.dtype.str, array.shape] for array in arrays]}
+    layout = {"meta": meta, "arrays": [[code_of(array.dtype), array.shape] for array in arrays]}
     description = encode_json(layout)
     pieces: list[Buffer] = [description]
     for array in arrays:
@@ -259,8 +259,22 @@ def byte_views(buffers: Iterable[Buffer]) -> list[bytes | memoryview]:
 def _flat(buffer: Buffer) -> bytes | memoryview:
     if type(buffer) is bytes:  # as most are: nothing is to be made of them
         return buffer
-    view = memoryview(buffer)
+    view = memoryview(_as_bytes(buffer) if isinstance(buffer, np.ndarray) else buffer)
     return view.cast("B") if view.nbytes else b""
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    """The same memory; of a dtype that is not numpy's own, as bytes, because such arrays are no buffers."""
+    return array if array.dtype.isbuiltin == 1 else array.reshape(-1).view(np.uint8)
+
+
+def code_of(dtype: np.dtype) -> str:
+    """The name of a dtype as it travels: that of bfloat16, because numpy writes other dtypes as bytes without sense.
+
+    >>> code_of(np.dtype("int16"))
+    '<i2'
+    """
+    return dtype.str if dtype.isbuiltin == 1 or dtype.name != "bfloat16" else dtype.name
 
 
 def pack_item(content: bytes) -> bytes:
@@ -281,7 +295,7 @@ def pack_array(array: np.ndarray | None) -> list[bytes | memoryview]:
     nbytes = 0 if array is None else array.nbytes
     pieces: list[bytes | memoryview] = [nbytes.to_bytes(8, "little")]
     if array is not None and nbytes:
-        pieces.append(memoryview(np.ascontiguousarray(array)).cast("B"))
+        pieces.append(memoryview(_as_bytes(np.ascontiguousarray(array))).cast("B"))
     if padded(nbytes) > nbytes:
         pieces.append(bytes(padded(nbytes) - nbytes))
     return pieces

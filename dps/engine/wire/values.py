@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dps.engine.wire.frames import code_of
 from dps.engine.wire.remembered import MEMORY, Remembered
 from dps.errors import DPSError, InputError, InputTypeError, ProtocolError
 
@@ -26,7 +27,7 @@ REMEMBERED = 2
 # Kinds of dtypes that are bytes and nothing else.
 KINDS = "biufcSUmM"
 # Pattern of such dtypes, as numpy writes them.
-DTYPE = re.compile(rf"[<>|][{KINDS}]\d{{1,9}}(\[\w+\])?")
+DTYPE = re.compile(rf"[<>|][{KINDS}]\d{{1,9}}(\[\w+\])?|bfloat16")
 # Types of the keys of dicts.
 KEYS = (str, bytes, bool, int, float, type(None))
 # Types of values that contain no other values.
@@ -69,7 +70,7 @@ def _check(value: object, what: str) -> None:
                 _check(part, what)
     elif not isinstance(value, PLAIN):
         raise _refusal(value, what)
-    elif isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in KINDS:
+    elif isinstance(value, (np.generic, np.ndarray)) and not DTYPE.fullmatch(code_of(value.dtype)):
         raise InputTypeError(f"{what}: an array of dtype {value.dtype} does not travel; plain numbers and texts do")
 
 
@@ -87,7 +88,7 @@ def _encode_other(known: Container[bytes], part: object) -> object:
     if isinstance(part, np.generic) and part.dtype.kind in "biufSU" and not isinstance(part, np.longdouble):
         return part.item()
     array = np.asarray(part)
-    head = msgspec.msgpack.encode((array.dtype.str, array.shape))
+    head = msgspec.msgpack.encode((code_of(array.dtype), array.shape))
     return msgspec.msgpack.Ext(ARRAY, len(head).to_bytes(2, "little") + head + array.tobytes())
 
 

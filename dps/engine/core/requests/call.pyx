@@ -281,12 +281,15 @@ cdef class Call:
         cdef cnp.npy_intp shape[2]
         cdef cnp.ndarray sums, room
         cdef void *total
+        cdef bint done
         cdef const void *given = cnp.PyArray_DATA(rows)
         shape[0], shape[1] = self.count, form.dim
         sums = cnp.PyArray_ZEROS(2, shape, form.kind, 0)
         total = cnp.PyArray_DATA(sums)
         with nogil:
-            add_rows(form.kind, given, self.order, self.target, self.asked, form.dim, total)
+            done = add_rows(form.kind, given, self.order, self.target, self.asked, form.dim, self.count, total)
+        if not done:
+            raise MemoryError
         self._sums, self.rows, self.taken = sums, <const char *> total, True
         if self.room != NULL:
             room = cnp.PyArray_EMPTY(2, shape, form.kind, 0)

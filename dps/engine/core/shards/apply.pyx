@@ -14,6 +14,7 @@ cimport numpy as cnp
 
 from dps.engine.core.arrays cimport int64s, memory
 from dps.engine.core.bounds cimport range_inside, rows_listed
+from dps.engine.core.numbers cimport is_half, widen_numbers
 from dps.engine.core.shards.cuts cimport dps_flag, fill_vacancies, has_room, save_rows
 from dps.engine.core.shards.initializers cimport dps_filling, fill_new_rows, fill_range_rows
 from dps.engine.core.shards.optimizers cimport Kernel
@@ -46,11 +47,15 @@ cdef int sum_rows(ShardState shard, const RowsOp *op, int64_t *index) except -1:
     cdef SumsState sums = shard.open_sums(op.clock) if shard.sums is None else shard.sums
     cdef RowsOp addition = op[0]
     cdef uint8_t *touched
+    cdef cnp.ndarray wide
     cdef int64_t start = op.start - shard.low
     sums.parties = max(sums.parties, op.parties)
     if op.rows >= 0:
         sums.rows = max(sums.rows, <int64_t> 0) + op.rows
     addition.rule = OP_ADD
+    if is_half(cnp.PyArray_TYPE(shard.rows)):  # whose sums are float32, so that they are rounded once
+        wide = _widened(shard, op)
+        addition.values = cnp.PyArray_DATA(wide)
     if sums.shard is not None:
         return step_rows(sums.shard, &addition, index, None)
     if op.keys == NULL:
@@ -157,6 +162,7 @@ cdef int _run(ShardState shard, cnp.ndarray rows, const RowsOp *op, const int64_
     cdef int kind = cnp.PyArray_TYPE(rows)
     cdef dps_push push
     cdef cnp.ndarray numbers
+    cdef bint done
     if op.rule == OP_DELETE:
         return _reset(shard, rows, op, index, start)
     push.rows, push.width, push.index, push.start = cnp.PyArray_DATA(rows), rows.shape[1], index, start
@@ -171,12 +177,14 @@ cdef int _run(ShardState shard, cnp.ndarray rows, const RowsOp *op, const int64_
             return 0
         kernel = <Kernel> shard.kernel
         push.numbers, push.parameters = <const double *> cnp.PyArray_DATA(numbers), cnp.PyArray_SIZE(numbers)
-    kernel.check(push.width, push.dim, push.parameters)
+    kernel.check(push.width, push.dim, push.parameters, kind)
     if push.count * push.width < LARGE:
-        kernel.run(&push, kind)
+        done = kernel.run(&push, kind)
     else:
         with nogil:
-            kernel.run(&push, kind)
+            done = kernel.run(&push, kind)
+    if not done:
+        raise MemoryError
     return 0
 
 
@@ -288,6 +296,17 @@ cdef cnp.ndarray _values(ShardState shard, const RowsOp *op):
     cdef cnp.npy_intp shape[2]
     shape[0], shape[1] = op.count, shard.dim
     return cnp.PyArray_SimpleNewFromData(2, shape, cnp.PyArray_TYPE(shard.rows), <void *> op.values)
+
+
+cdef cnp.ndarray _widened(ShardState shard, const RowsOp *op):
+    """The values of an op on rows of halves, as float32."""
+    cdef cnp.npy_intp count = op.count * shard.dim
+    cdef int kind = cnp.PyArray_TYPE(shard.rows)
+    cdef cnp.ndarray wide = cnp.PyArray_EMPTY(1, &count, cnp.NPY_FLOAT32, 0)
+    cdef float *made = <float *> cnp.PyArray_DATA(wide)
+    with nogil:
+        widen_numbers(kind, op.values, count, made)
+    return wide
 
 
 cdef cnp.ndarray _array(const int64_t *index, int64_t count):

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "clones.h"
+#include "halves.h"
 #include "join.h"
 #include "mixing.h"
 #include "portable.h"
@@ -24,8 +25,8 @@ typedef struct {
     double a, b;
     uint64_t seed;
     int64_t first, dim;   /* the first of the columns, and how many there are */
-    int64_t state, slots; /* the first column of their state, and how many there are */
-    double slot_start;    /* the value in these */
+    int64_t state, slots; /* the first column of their state, and how many numbers it has */
+    double slot_start;    /* the value of these */
 } dps_initializer;
 
 /* What a new row holds: its columns in groups, each with its own initializer */
@@ -69,5 +70,18 @@ static inline double dps_top53(uint64_t hash) {
 #define TYPE uint8_t
 #include "initializers_of.h"
 #undef TYPE
+
+#define STATE loose_float
+#define TYPE float16
+#define STORE dps_round_float16
+#include "initializers_of.h"
+#undef TYPE
+#undef STORE
+#define TYPE bfloat16
+#define STORE dps_round_bfloat16
+#include "initializers_of.h"
+#undef TYPE
+#undef STORE
+#undef STATE
 
 #endif

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from dps.engine.core.numbers cimport place_of
+from dps.engine.core.numbers cimport FLOAT16, place_of
 
 
 cdef extern from "initializers.h" nogil:
@@ -36,18 +36,24 @@ cdef extern from "initializers.h" nogil:
     void dps_fill_missing_int32_t(const dps_row_start *start, const dps_filling *to)
     void dps_fill_missing_int16_t(const dps_row_start *start, const dps_filling *to)
     void dps_fill_missing_uint8_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_missing_float16(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_missing_bfloat16(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_float(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_double(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_int64_t(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_int32_t(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_int16_t(const dps_row_start *start, const dps_filling *to)
     bint dps_fill_new_uint8_t(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_float16(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_bfloat16(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_float(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_double(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_int64_t(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_int32_t(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_int16_t(const dps_row_start *start, const dps_filling *to)
     void dps_fill_range_uint8_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_float16(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_bfloat16(const dps_row_start *start, const dps_filling *to)
 
 
 cdef class RowStart:
@@ -70,7 +76,9 @@ cdef inline bint fill_new_rows(const dps_row_start *start, const dps_filling *to
         return dps_fill_new_int32_t(start, to)
     if place == 4:
         return dps_fill_new_int16_t(start, to)
-    return dps_fill_new_uint8_t(start, to)
+    if place == 5:
+        return dps_fill_new_uint8_t(start, to)
+    return dps_fill_new_float16(start, to) if place == FLOAT16 else dps_fill_new_bfloat16(start, to)
 
 
 cdef inline void fill_range_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
@@ -86,8 +94,12 @@ cdef inline void fill_range_rows(const dps_row_start *start, const dps_filling *
         dps_fill_range_int32_t(start, to)
     elif place == 4:
         dps_fill_range_int16_t(start, to)
-    else:
+    elif place == 5:
         dps_fill_range_uint8_t(start, to)
+    elif place == FLOAT16:
+        dps_fill_range_float16(start, to)
+    else:
+        dps_fill_range_bfloat16(start, to)
 
 
 cdef inline void fill_absent_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
@@ -103,5 +115,9 @@ cdef inline void fill_absent_rows(const dps_row_start *start, const dps_filling 
         dps_fill_missing_int32_t(start, to)
     elif place == 4:
         dps_fill_missing_int16_t(start, to)
-    else:
+    elif place == 5:
         dps_fill_missing_uint8_t(start, to)
+    elif place == FLOAT16:
+        dps_fill_missing_float16(start, to)
+    else:
+        dps_fill_missing_bfloat16(start, to)

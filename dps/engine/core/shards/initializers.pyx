@@ -28,8 +28,10 @@ cdef class RowStart:
     ----------
     columns : list of (int, int, ndarray of float64, int, float)
         Of each group of neighbouring columns, from the left: how many columns there are; the seed of their initializer,
-        and its numbers (kind, a, b); how many columns of state follow the values, behind the state of the groups
+        and its numbers (kind, a, b); how many numbers of state follow the values, behind the state of the groups
         before; and the value in these.
+    state_columns : int
+        Columns of a row that a number of state takes: 1, but 2 in rows of halves.
 
     Attributes
     ----------
@@ -39,7 +41,7 @@ cdef class RowStart:
         The values are zeros; values and state are.
     """
 
-    def __cinit__(self, list columns not None):
+    def __cinit__(self, list columns not None, int64_t state_columns=1):
         cdef const double *number
         cdef dps_initializer *init
         cdef cnp.ndarray numbers
@@ -62,7 +64,7 @@ cdef class RowStart:
             init.first, init.dim, init.slots, init.slot_start = self.dim, dim, slots, slot_start
             init.state = self.slots  # behind the values of all groups: see below
             self.dim += dim
-            self.slots += slots
+            self.slots += slots * state_columns
             self.has_zeros = self.has_zeros and init.kind == 0
             self.is_zero = self.is_zero and init.kind == 0 and slot_start == 0
         for n in range(len(columns)):

@@ -1,4 +1,11 @@
-/* Included by initializers.h, once for each TYPE of numbers. Values are computed in double and rounded once. */
+/* Included by initializers.h, once for each TYPE of numbers. Values are computed in double and rounded once, by
+   STORE. STATE is the type of the optimizer's state. */
+
+#ifndef STATE
+#define STATE TYPE
+#define STORE (TYPE)
+#define IS_ITS_OWN
+#endif
 
 #define OF_TYPE(name) DPS_JOIN(dps_fill_, name, TYPE)
 
@@ -8,27 +15,28 @@ static inline __attribute__((always_inline)) void OF_TYPE(columns)(
     const double a = init->a, b = init->b;
     const int64_t dim = init->dim;
     const uint64_t stream = dps_mix((dps_mix(init->seed) ^ (uint64_t)key) - DPS_GAMMA);
-    TYPE *values = row + init->first, *state = row + init->state;
+    TYPE *values = row + init->first;
+    STATE *state = (STATE *)(row + init->state);
     if (init->kind == DPS_UNIFORM) {
         for (int64_t j = 0; j < dim; j++) {
             const uint64_t hash = dps_mix(stream + (uint64_t)j * (2 * DPS_GAMMA));
-            values[j] = (TYPE)(a + (b - a) * (dps_top53(hash) * DPS_BY_2_53));
+            values[j] = STORE(a + (b - a) * (dps_top53(hash) * DPS_BY_2_53));
         }
     } else if (init->kind == DPS_NORMAL) {
         for (int64_t j = 0; j < dim; j++) {
             const uint64_t even = dps_mix(stream + (uint64_t)j * (2 * DPS_GAMMA));
             const uint64_t odd = dps_mix(stream + (uint64_t)j * (2 * DPS_GAMMA) + DPS_GAMMA);
             const double u = (dps_top53(even) + 1.0) * DPS_BY_2_53, v = (dps_top53(odd) + 0.5) * DPS_BY_2_53;
-            values[j] = (TYPE)(a + b * (sqrt(-2.0 * dps_logarithm(u)) * dps_sine(DPS_PI * (v - 0.5))));
+            values[j] = STORE(a + b * (sqrt(-2.0 * dps_logarithm(u)) * dps_sine(DPS_PI * (v - 0.5))));
         }
     } else {
         for (int64_t j = 0; j < dim; j++) {
-            values[j] = (TYPE)a;
+            values[j] = STORE(a);
         }
     }
     if (has_state) {
         for (int64_t j = 0; j < init->slots; j++) {
-            state[j] = (TYPE)init->slot_start;
+            state[j] = (STATE)init->slot_start;
         }
     }
 }
@@ -78,3 +86,8 @@ static void OF_TYPE(range)(const dps_row_start *start, const dps_filling *to) {
 }
 
 #undef OF_TYPE
+#ifdef IS_ITS_OWN
+#undef STATE
+#undef STORE
+#undef IS_ITS_OWN
+#endif

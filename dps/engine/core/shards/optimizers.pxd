@@ -11,8 +11,11 @@ cdef class Kernel:
 
     cdef int64_t slots(self, int64_t dim) noexcept nogil
     cdef bint works_on(self, int dtype) noexcept nogil
-    cdef int check(self, int64_t width, int64_t dim, int64_t parameters) except -1
-    cdef void run(self, dps_push *push, int dtype) noexcept nogil
+    cdef int check(self, int64_t width, int64_t dim, int64_t parameters, int dtype) except -1
+    cdef bint run(self, dps_push *push, int dtype) noexcept nogil
+    cdef bint widens(self, int dtype) noexcept nogil
+    cdef void step(self, dps_push *push, int dtype) noexcept nogil
+    cdef bint step_wide(self, const dps_push *push, int dtype) noexcept nogil
 
 
 ctypedef struct ColumnStep:

@@ -10,6 +10,7 @@
 #endif
 
 #include "clones.h"
+#include "halves.h"
 
 /* Rows that are fetched into the cache before their turn comes, because a processor alone looks a few rows ahead. It
    does not pay for rows of one number, of which a processor has many under way. */
@@ -136,6 +137,8 @@ DPS_CLONED void dps_scatter(const char *source, const int32_t *order, int64_t co
     }
 
 DPS_ALL_FINITE(float, uint32_t, UINT32_C(0x7F800000), UINT32_C(0x00800000))
+DPS_ALL_FINITE(float16, uint16_t, UINT16_C(0x7C00), UINT16_C(0x0400))
+DPS_ALL_FINITE(bfloat16, uint16_t, UINT16_C(0x7F80), UINT16_C(0x0080))
 DPS_ALL_FINITE(double, uint64_t, UINT64_C(0x7FF0000000000000), UINT64_C(0x0010000000000000))
 
 /* Memory that is yet to be used comes in pages of the usual size. */

@@ -1,6 +1,8 @@
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t
 
 cimport numpy as cnp
+
+from dps.engine.core.numbers cimport BFLOAT16, FLOAT16, place_of
 
 
 cdef int check_rows(cnp.ndarray rows, cnp.ndarray other) except -1
@@ -19,6 +21,8 @@ cdef extern from "rows.h" nogil:
     void dps_scatter(const char *source, const int32_t *order, int64_t count, char *out, int64_t bytes)
     bint dps_all_finite_float(const float *values, int64_t count)
     bint dps_all_finite_double(const double *values, int64_t count)
+    bint dps_all_finite_float16(const uint16_t *values, int64_t count)
+    bint dps_all_finite_bfloat16(const uint16_t *values, int64_t count)
     void dps_small_pages(char *memory, int64_t bytes)
     void dps_leave_pages(char *memory, int64_t bytes)
 
@@ -29,4 +33,8 @@ cdef inline bint are_finite(int kind, const void *values, int64_t count) noexcep
         return dps_all_finite_float(<const float *> values, count)
     if kind == cnp.NPY_FLOAT64:
         return dps_all_finite_double(<const double *> values, count)
+    if place_of(kind) == FLOAT16:
+        return dps_all_finite_float16(<const uint16_t *> values, count)
+    if place_of(kind) == BFLOAT16:
+        return dps_all_finite_bfloat16(<const uint16_t *> values, count)
     return True

@@ -11,10 +11,9 @@ cimport numpy as cnp
 
 from dps.engine.core.arrays cimport int64s, memory, refuse
 from dps.engine.core.bounds cimport order_listed, range_inside, refuse_rows
-from dps.engine.core.numbers cimport place_of
+from dps.engine.core.numbers cimport is_half, place_of
 from dps.engine.core.shards.rows cimport (
-    dps_all_finite_double,
-    dps_all_finite_float,
+    are_finite,
     dps_gather,
     dps_gather_range,
     dps_leave_pages,
@@ -107,16 +106,14 @@ def scatter(cnp.ndarray source not None, cnp.ndarray order not None, int64_t sta
 
 
 def all_finite(cnp.ndarray values not None) -> bool:
-    """Whether no value is NaN or infinite: float32 or float64, of any shape."""
+    """Whether no value is NaN or infinite: float32, float64, float16 or bfloat16, of any shape."""
     cdef int kind = cnp.PyArray_TYPE(values)
-    cdef const void *given = memory(values, cnp.NPY_FLOAT64 if kind == cnp.NPY_FLOAT64 else cnp.NPY_FLOAT32, False)
+    cdef bint known = kind == cnp.NPY_FLOAT64 or is_half(kind)
+    cdef const void *given = memory(values, kind if known else cnp.NPY_FLOAT32, False)
     cdef int64_t count = cnp.PyArray_SIZE(values)
     cdef bint finite
     with nogil:
-        if kind == cnp.NPY_FLOAT64:
-            finite = dps_all_finite_double(<const double *> given, count)
-        else:
-            finite = dps_all_finite_float(<const float *> given, count)
+        finite = are_finite(kind, given, count)
     return finite
 
 

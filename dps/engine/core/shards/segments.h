@@ -1,4 +1,4 @@
-/* Rows of a shard in a file: see docs/design/rows.md, "Spill". An entry is the key, the row, and a check sum of both. */
+/* Rows of a shard in a file: see docs/design/rows.md, "Spill". An entry is the key, the row, and a check sum of it. */
 #ifndef DPS_SEGMENTS_H
 #define DPS_SEGMENTS_H
 
@@ -15,7 +15,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "../mixing.h"
+#include "mixing.h"
 
 #define DPS_SPAN (1 << 16) /* bytes that one read brings at most, unless an entry is larger */
 #define DPS_GAP 4096       /* bytes between two entries that are read together all the same */

@@ -108,7 +108,7 @@ def read(
         raise ValueError(f"{count} places, {cnp.PyArray_SIZE(order)} in order, {cnp.PyArray_SIZE(keys)} keys")
     if count:
         rows_listed(order, 0, count, rows.shape[0])
-    if count and (places[0] < 0 or np.any(places[1:] <= places[:-1])):
+    if count and (places[0] < 0 or (np.diff(places) <= 0).any()):
         raise ValueError("the places do not ascend")
     reading.keys = writeable_int64s(keys)
     reading.rows = <char *> memory(rows, cnp.PyArray_TYPE(rows), True)

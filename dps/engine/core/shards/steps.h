@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "clones.h"
+#include "halves.h"
 #include "join.h"
 #include "portable.h"
 
@@ -69,6 +70,18 @@ static inline void dps_fetch_rows(const void *rows, const int64_t *index, int64_
 #undef TYPE
 #define TYPE uint8_t
 #include "steps_of.h"
+#undef TYPE
+
+/* Halves: the sum alone. Other steps than this run on rows of float that were made of them. */
+#define TYPE float16
+#define SUM(a, b) dps_narrow_float16(dps_widen_float16(a) + dps_widen_float16(b))
+#include "steps_of.h"
+#undef SUM
+#undef TYPE
+#define TYPE bfloat16
+#define SUM(a, b) dps_narrow_bfloat16(dps_widen_bfloat16(a) + dps_widen_bfloat16(b))
+#include "steps_of.h"
+#undef SUM
 #undef TYPE
 
 #define TYPE float

@@ -19,6 +19,8 @@ cdef extern from "steps.h" nogil:
     void dps_add_int64_t(const dps_push *push)
     void dps_add_float(const dps_push *push)
     void dps_add_double(const dps_push *push)
+    void dps_add_float16(const dps_push *push)
+    void dps_add_bfloat16(const dps_push *push)
     void dps_add_uint32_t(const dps_push *push)
     void dps_add_uint16_t(const dps_push *push)
     void dps_add_uint8_t(const dps_push *push)

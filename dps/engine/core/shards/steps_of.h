@@ -1,4 +1,5 @@
-/* Included by steps.h, once for each TYPE of numbers. ROOT is its square root; without one, numbers are whole. */
+/* Included by steps.h, once for each TYPE of numbers. ROOT is its square root; without one, there is no
+   optimizer but Add and Assign. SUM adds numbers that C cannot add. */
 
 #define OF_TYPE(name) DPS_JOIN(step_, name, TYPE)
 
@@ -27,7 +28,11 @@ DPS_STEP OF_TYPE(add)(dps_push push, int64_t dim) {
         TYPE *restrict w = OF_TYPE(row)(&push, i);
         const TYPE *restrict g = OF_TYPE(update)(&push, i);
         for (int64_t j = 0; j < dim; j++) {
+#ifdef SUM
+            w[j] = SUM(w[j], g[j]);
+#else
             w[j] += g[j];
+#endif
         }
     }
 }
