@@ -10,7 +10,7 @@ rows go on changing; the memory of a piece that was confirmed is used for a late
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -48,13 +48,14 @@ __all__ = [
 class Replica(ReplicaState):
     """One shard's rows on this server, and its place in the shard's chain."""
 
-    __slots__ = ("spec",)
+    __slots__ = ("behind", "spec")
 
     tail: Forward | None
     feed: JoinerFeed | None
 
     def __init__(self, spec: TableSpec, number: int, shard: Any):
         self.spec, self.number, self.shard = spec, number, shard
+        self.behind: Sequence[int] = ()  # the servers behind this one in the shard's chain
 
     @property
     def drained(self) -> bool:
