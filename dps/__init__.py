@@ -33,6 +33,7 @@ from typing import Any
 from dps import spark
 from dps.engine.checkpoints.export import export_checkpoint
 from dps.engine.client.client import Client, Pending, Ticket
+from dps.engine.client.forgotten import ForgottenBatch, ForgottenKeys
 from dps.engine.client.table import Table
 from dps.engine.client.ticket import Certificate
 from dps.engine.client.word_table import WordTable
@@ -79,6 +80,8 @@ __all__ = [
     "ExpireUnused",
     "Exponential",
     "FieldPartition",
+    "ForgottenBatch",
+    "ForgottenKeys",
     "Function",
     "HashPartition",
     "InverseSqrt",

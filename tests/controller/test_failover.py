@@ -17,6 +17,7 @@ from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.monitor import Monitor
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
+from dps.engine.wire.messages import FullServers, decode
 from dps.errors import InputError, ProtocolError, ServerGoneError, TooFewWorkersError
 
 SILENCE, STEP_DOWN = config.seconds("silence"), config.seconds("step-down")
@@ -138,6 +139,23 @@ def test_a_beat_is_answered():
     world = World(1)
     world.tell(0, frames.BEAT, request=77)
     assert world.lines[0].sent[-1] == (Header(frames.OK, request=77), b"")
+
+
+def test_the_answer_to_a_beat_says_which_servers_have_used_up_their_memory():
+    world = World(3)
+    report = {"cpu": 0, "busy": 0, "polled": 0, "starved": 0, "memory": 0, "lag": 0, "connections": 0}
+    report |= {"unconfirmed": [0, 0, 0], "tables": {}}
+
+    def beat(server, *budget):
+        world.tell(server, frames.BEAT, request=77, **report, **({"budget": budget} if budget else {}))
+        header, answer = world.lines[server].sent[-1]
+        assert header.kind == frames.OK
+        return decode(FullServers, answer).servers if answer else []
+
+    assert beat(0) == beat(1, 94, 100) == []
+    assert beat(1, 96, 100) == [1]
+    assert beat(0) == beat(2, 1, 100) == [1]
+    assert beat(1, 50, 100) == beat(0) == []
 
 
 def test_the_lease_ends_before_the_patience():

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from dask.distributed import Client
-from snapshots import BEGAN, history
+from snapshots import BEGAN, history, snapshot
 
 import dps
 from dps.engine.dashboard.report import report as report_module
@@ -44,8 +44,8 @@ def read(made):
     return msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=RunHistory)
 
 
-def report(made, versions, held=""):
-    return report_module.report(read(made), versions, held)
+def report(made, versions, held="", status=None):
+    return report_module.report(read(made), versions, held, status)
 
 
 def timeline(made, **options):
@@ -140,6 +140,18 @@ def test_the_report_begins_with_what_the_servers_hold():
     made = report(slow_history(), VERSIONS, "1 table, 1,200 rows, 37.50 kiB")
     assert "the servers held 1 table, 1,200 rows, 37.50 kiB (copies included)" in made[: made.index("<h2>")]
     assert "the servers held" not in report(slow_history(), VERSIONS)  # they did not answer
+
+
+def test_the_report_has_budgets_and_the_rows_that_went():
+    status = snapshot()
+    weights = msgspec.structs.replace(status.tables["weights"], name=EVIL, bytes=1 << 30)
+    status = msgspec.structs.replace(status, tables={EVIL: weights, "bias": status.tables["bias"]})
+    text = Page(report(slow_history(), VERSIONS, "", status)).text  # refuses tags that load or run
+    assert f"{EVIL} 300k 1.00 GiB 99% full, 120k evicted, 300 expired, 90k admitted, 800k values dropped" in text
+    assert "tables 98% of 1.91 MiB" in text
+    many = msgspec.structs.replace(status, tables={f"t{n}": weights for n in range(60)})
+    assert "... and 10 smaller ones" in Page(report(slow_history(), VERSIONS, "", many)).text
+    assert "Tables and memory" not in Page(report(slow_history(), VERSIONS)).text  # servers did not answer
 
 
 @pytest.mark.thorough
@@ -459,6 +471,8 @@ def test_a_report_of_a_real_run(ps, tmp_path):
     assert "2 trainers made 80 iterations" in page.text
     assert f"dps {version('dps')}" in page.text
     assert "still going on" not in page.text
+    assert "w 4 " in page.text[page.text.index("Tables and memory") :]
+    assert "rows stay" in page.text
     (tmp_path / "run.html").write_text("old")
     assert ps.report(tmp_path / "run.html", run=1) == path
     assert (tmp_path / "run.html").read_text().startswith("<!DOCTYPE html>")

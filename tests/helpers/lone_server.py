@@ -90,12 +90,17 @@ class LoneServer:
         It is the second of two servers, and its peer is the first. Otherwise it is the first, and its peer a client.
     room : int
         Bytes of answers that the compiled step makes at a time.
+    memory : int
+        Bytes that all tables may take; 0: any number.
     """
 
-    def __init__(self, specs: list[TableSpec], plain: bool, backup: bool = False, room: int = ROOM_BYTES):
+    def __init__(
+        self, specs: list[TableSpec], plain: bool, backup: bool = False, room: int = ROOM_BYTES, memory: int = 0
+    ):
         self.plain, self.backup = plain, backup
         self.peer = Peer("s/servers" if backup else "s")
-        self.role = ServerRole(Endpoint(), "s", int(backup), "ab", ("there", 1), NO_RUNNER, AT_ONCE)  # type: ignore[arg-type]
+        of_role: Any = Endpoint(), "s", int(backup), "ab", ("there", 1), NO_RUNNER, AT_ONCE
+        self.role = ServerRole(*of_role, memory=memory)
         self.role.heartbeat.lease_until = FOREVER
         self.answered = self.declined = 0
         self._answers = np.empty(room, np.uint8)

@@ -165,6 +165,8 @@ def server_of(rng: np.random.Generator, number: int) -> ServerStatus:
         behind=round(float(rng.uniform(0, 0.003)), 5),
         rows=int(rng.integers(1e5, 2e5)),
         bytes=int(rng.integers(1e6, 2e6)),
+        taken=1_950_000 if number == 1 else 600_000,
+        budget=2_000_000,
         shards=8,
         copies=8,
     )

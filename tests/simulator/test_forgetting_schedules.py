@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from forgetting_schedules import FORGOTTEN, check_forgetting
+from forgetting_schedules import FORGOTTEN, check_forgetting, check_readers
 from verdicts import assert_caught, problems
 
 from dps.engine.server import changes, forgetting
 from dps.engine.server.changes import Changes
+from dps.engine.server.gone import GoneReaders
 from dps.engine.state import shard
 from dps.engine.state.transfer import Joining
 
-SCHEDULES = 120
+SCHEDULES, READ_SCHEDULES = 120, 40
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_no_schedule_makes_copies_differ_or_exceeds_a_budget(part):
     assert not problems(check_forgetting, SCHEDULES, part, parts=2)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("part", range(2))
+def test_a_reader_learns_of_each_key_that_goes_whatever_fails(part):
+    assert not problems(check_readers, READ_SCHEDULES, part, parts=2)
 
 
 @pytest.mark.parametrize("seed", [1, 13])
@@ -55,3 +62,14 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_variants_are_caught(monkeypatch, wrong):
     assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, range(240))
+
+
+WRONG_FOR_READERS = {
+    "a reader learns of what no copy knows yet": (GoneReaders, "answer", "self._ops.follow(replica, owed)", "pass"),
+    "a joiner does not learn which keys went": (Joining, "begin", "if self._shard.gone is not None:", "if False:"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FOR_READERS)
+def test_wrong_variants_for_readers_are_caught(monkeypatch, wrong):
+    assert_caught(monkeypatch, [WRONG_FOR_READERS[wrong]], check_readers, range(60, 200))

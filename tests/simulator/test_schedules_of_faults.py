@@ -21,7 +21,7 @@ from verdicts import assert_caught, problems
 from dps.engine.client.session import ClientSession
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.liveness import Liveness
-from dps.engine.server.joiners import Joiners
+from dps.engine.server.dumps import Dumps
 from dps.engine.server.replicas import FeedsOfJoiner, JoinerFeed
 from dps.engine.server.replication import Relay
 from dps.engine.server.requests import ServerRole
@@ -516,7 +516,7 @@ WRONG = {
         (JoinerFeed, "send_piece", "self.replica.learning = False", "pass")
     ],
     "a joiner's ledger misses the ops behind the last piece of its dump": [
-        (Joiners, "take", "replica.so_far = replica.shard.so_far", "pass")
+        (Dumps, "take", "replica.so_far = replica.shard.so_far", "pass")
     ],
     "a dump goes on over a new connection where the old one broke": [
         (FeedsOfJoiner, "begin_anew", "if not feed.done:", "if False:")

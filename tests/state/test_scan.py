@@ -192,7 +192,7 @@ def test_a_scan_by_row_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
         ("scan", "high + 1", "high"),
         ("scan", "left - room, high + 1", "left - room, high + (1 << 56)"),
         ("_present", "if shard.vacancies:", "if False:"),
-        ("_looked_up", "_present(shard, keys[rows >= 0], rows[rows >= 0], BEGIN)", "FoundRows(keys, rows, BEGIN)"),
+        ("_looked_up", "_present(shard, keys[there], rows[there], BEGIN)", "FoundRows(keys, rows, BEGIN)"),
     ],
 )
 def test_a_wrong_rule_is_caught(name: str, old: str, new: str) -> None:

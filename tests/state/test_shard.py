@@ -388,7 +388,7 @@ MUTANTS = [
         *(DenseSums, "as_op", "self.touched.all()", "True"),
     ),
     (DENSE, DenseShard, "pull_range", "start - self.low", "start - self.low - 1"),
-    (BORN, KeyedShard, "pull", "if missing and", "if missing > 99 and"),
+    (BORN, KeyedShard, "_pull", "if missing and not", "if missing > 99 and not"),
 ]
 
 

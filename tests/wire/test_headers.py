@@ -18,6 +18,8 @@ from dps.engine.wire.headers import (
     CloseSums,
     Collect,
     DumpPiece,
+    Gone,
+    GoneAnswer,
     RetireOrigins,
     RingPiece,
     RouteAnswer,
@@ -53,6 +55,8 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
     (RouteAnswer(6), {KIND: frames.OK, REQUEST: 77, ORIGIN: 6}),
     (Scan(1, 4, 7, 5, 1 << 40, 900, False), {**SCANNED, EPOCH: 4, SHARD: 7, CLOCK: 5, START: 1 << 40, COUNT: 900}),
     (Scan(1, 0, 0, -1, -(1 << 63), 9, True), {**SCANNED, FLAGS: frames.ANSWER, START: -(1 << 63), COUNT: 9}),
+    (Gone(1, 4, 7, 1 << 40, 9), {KIND: frames.GONE, TABLE: 1, EPOCH: 4, SHARD: 7, SHARDS: 1, START: 1 << 40, COUNT: 9}),
+    (GoneAnswer(9, 1 << 40, 1 << 41), {KIND: frames.OK, REQUEST: 77, START: 1 << 40, CLOCK: 1 << 41, COUNT: 9}),
     (ScanAnswer(9, 1 << 40), {KIND: frames.OK, REQUEST: 77, START: 1 << 40, COUNT: 9}),
     (DumpPiece(1, 4, 7, 2, 48), {KIND: frames.DUMP, TABLE: 1, EPOCH: 4, SHARD: 7, NUMBER: 2, COUNT: 48}),
     (CloseSums(1, 4, 5, 2), {**REPLICATED, TABLE: 1, EPOCH: 4, CLOCK: 5, START: 2, PARTIES: 1}),
@@ -63,7 +67,7 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
 
 def header_of(view) -> Header:
     """The header of a view; an answer's has the number of its request."""
-    return view.header(77) if isinstance(view, (TickAnswer, RouteAnswer, ScanAnswer)) else view.header()
+    return view.header(77) if isinstance(view, (TickAnswer, RouteAnswer, ScanAnswer, GoneAnswer)) else view.header()
 
 
 def check_bytes() -> None:
@@ -95,6 +99,8 @@ FIELDS = {
     RouteAnswer: (word,),
     Scan: (word, word, short, long, long, word, st.booleans()),
     ScanAnswer: (word, long),
+    Gone: (word, word, short, long, word),
+    GoneAnswer: (word, long, long),
     DumpPiece: (word, word, short, word, word),
     CloseSums: (word, word, long, st.integers(0, 2)),
     AgeRows: (word, word, long, long, short),

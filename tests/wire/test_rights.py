@@ -47,6 +47,7 @@ MAY = {
         F.COMMIT: {0},
         F.ABORT: {0},
         F.SCAN: {0, F.ANSWER},
+        F.GONE: {0},
         F.STATUS: {0},
     },
     ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}},
@@ -72,7 +73,7 @@ def test_a_right_without_a_handler_is_a_mistake() -> None:
 
 
 def test_a_refusal_names_roles_and_flags() -> None:
-    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.STATUS, F.REPLICATE, F.DUMP
+    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.GONE, F.STATUS, F.REPLICATE, F.DUMP
     handlers = rights.guarded(TO_SERVER, dict.fromkeys(kinds, id))
 
     class Peer:

@@ -175,5 +175,7 @@ def with_loads(servers: TextTable, hosts: Sequence[HostStatus]) -> TextTable:
 def server_line(server: ServerStatus) -> list[CELL]:
     """A server; what it did not answer is left out."""
     answered = server.tables is not None
-    numbers = (server.rows, size_text(server.bytes), server.requests, server.connections) if answered else (None,) * 4
+    of_budget = f", {server.full:.0%} of dps.memory" if server.budget else ""
+    memory = size_text(server.bytes) + of_budget
+    numbers = (server.rows, memory, server.requests, server.connections) if answered else (None,) * 4
     return [server.number, server.worker, server.state.value, *numbers]

@@ -6,6 +6,8 @@ client      what carries them out
 table       the handle of a table, which calls the client with the table's name
 word_table  words to ids that the servers keep, and back
 scans       the rows of a keyed table in a range of keys, or the keys of all, piece after piece
+forgotten   the keys of rows that went by themselves, batch after batch
+shard_requests  requests that read something of one shard, sent again where it has moved
 inputs      keys and values as users have them, as int64 keys and rows of the table's dtype
 byte_rows   bytes of a fixed width as rows of uint8, and back
 plain       the plain way of a call whose caller waits: one compiled step

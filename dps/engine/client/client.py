@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from dps.engine.client.environment import Environment
+from dps.engine.client.forgotten import ForgottenKeys
 from dps.engine.client.functions import FunctionCaller
 from dps.engine.client.inputs import as_key_range, as_keys, as_rows
 from dps.engine.client.origin import Origin
@@ -417,6 +418,29 @@ class Client(Verbs):
         if isinstance(table, Mapping):
             return Pending.of_tables({each: self._scans.send_keys(name_of(each), some) for each, some in table.items()})
         return self._scans.send_keys(name_of(table), shard)
+
+    def forgotten(self, table: TableLike, since: Sequence[int] | None = None) -> ForgottenKeys:
+        """The keys of rows of a table that went by themselves: see :meth:`dps.ParameterServer.forgotten`.
+
+        Parameters
+        ----------
+        table : str or Table
+            Made with ``remember=``.
+        since : sequence of int, optional
+            The `position` of an earlier reader.
+
+        Returns
+        -------
+        ForgottenKeys
+
+        Raises
+        ------
+        UnknownTableError
+            There is no table of that name.
+        InputError
+            The table does not remember keys, or `since` is no position in it.
+        """
+        return ForgottenKeys(self.session, name_of(table), since)
 
     # -- inside
 

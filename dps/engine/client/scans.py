@@ -9,6 +9,7 @@ shard before the present one is looked at, so that servers work while answers tr
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ import numpy as np
 from dps.engine.client.byte_rows import bytes_of
 from dps.engine.client.inputs import KeyRange, row_shape
 from dps.engine.client.requests import MOST_BYTES, MOST_PULLED_KEYS
-from dps.engine.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
+from dps.engine.client.session import RETRIED, ClientSession
+from dps.engine.client.shard_requests import answered, keyed_spec, sent_to_shard
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.core.blocks import empty
 from dps.engine.core.ordering import sort_keys
@@ -26,8 +28,9 @@ from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import group
 from dps.engine.state.scan import BEGIN, LEAST_KEY, MOST_KEY
 from dps.engine.wire.channel import Request
+from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import Scan, ScanAnswer
-from dps.errors import DataLostError, InputError, ProtocolError, UnknownTableError
+from dps.errors import InputError, ProtocolError
 
 __all__ = ["RangeScan", "Scans"]
 
@@ -177,41 +180,19 @@ class Scans:
 
     def _sent(self, scan: RangeScan, shard: int, rank: int) -> Request:
         session, spec = self._session, scan.spec
-        route = session.route(spec.name)
-        if route.spec.id != spec.id:
-            raise UnknownTableError(f"table {spec.name!r} was replaced while its rows were read; begin again")
-        server = next((server for server, first, end in route.runs if first <= shard < end), None)
-        if server is None:
-            raise InputError(f"table {spec.name!r} has {spec.shards} shards; there is no {shard}")
-        if server < 0:
-            raise DataLostError(f"table {spec.name!r}: the last copy of shard {shard} is gone; {session.remedy}")
-        request = Scan(spec.id, session.epoch, shard, session.own.clock, rank, scan.limit, scan.values)
-        return session.channel(server).ask(request.header(), np.array(scan.keys, np.int64).tobytes())
+
+        def header() -> Header:
+            return Scan(spec.id, session.epoch, shard, session.own.clock, rank, scan.limit, scan.values).header()
+
+        return sent_to_shard(session, spec, shard, header, np.array(scan.keys, np.int64).tobytes())
 
     def _piece(self, scan: RangeScan, asked: Asked, until: float | None) -> tuple[Piece, int]:
         """A piece of a shard, and the rank behind it; asked for again where the shard has moved."""
-        session, sent = self._session, asked.request
-        deadline = session.now() + session.patience if until is None else until
-        while True:
-            try:
-                if sent is None:
-                    session.steady()
-                    sent = self._sent(scan, asked.shard, asked.rank)
-                answer = ScanAnswer.of(sent.answer(deadline))
-                if BEGIN != answer.rest <= asked.rank:  # else a scan would not end
-                    raise ProtocolError(f"a piece of a scan from rank {asked.rank} on ends at rank {answer.rest}")
-                session.meter.counted(True, answer.rows)
-                return scan.read(sent.body, answer.rows), answer.rest
-            except RETRIED as error:
-                sent = None
-                if isinstance(error, DataLostError) or session.now() > deadline:
-                    raise
-                session.sleep(BACK_OFF_SECONDS[1])
-                session.recover(deadline)
-
-
-def keyed_spec(session: ClientSession, table: str) -> TableSpec:
-    spec = session.route(table).spec
-    if not spec.keyed:
-        raise InputError(f"table {spec.name!r} is dense: its keys are the rows 0 to {(spec.rows or 0) - 1}")
-    return spec
+        session = self._session
+        send = functools.partial(self._sent, scan, asked.shard, asked.rank)
+        header, body = answered(session, asked.request, send, until)
+        answer = ScanAnswer.of(header)
+        if BEGIN != answer.rest <= asked.rank:  # else a scan would not end
+            raise ProtocolError(f"a piece of a scan from rank {asked.rank} on ends at rank {answer.rest}")
+        session.meter.counted(True, answer.rows)
+        return scan.read(body, answer.rows), answer.rest

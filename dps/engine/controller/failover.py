@@ -7,7 +7,7 @@ Everything here happens in the thread of the controller's endpoint. `coordinatio
 frame        from the server                        what the controller does
 ============ ====================================== =======================================================
 SERVE        `Serve`                                the server is up; PLACE, now and at each new placement
-BEAT         request; a report (see `reports.py`)   OK, which renews the lease
+BEAT         request; a report (see `reports.py`)   OK, which renews the lease; `FullServers`, if there are any
 CAUGHT_UP    `CaughtUp`                             the joiner becomes the last of the chain
 STEPPED_DOWN `SteppedDown`                          the chain goes on without the server, or in another order
 SUSPECT      `Suspect`                              a server that takes no ops leaves the chains of the shards
@@ -56,6 +56,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import (
     CaughtUp,
+    FullServers,
     Located,
     Placement,
     Route,
@@ -77,16 +78,13 @@ __all__ = ["TICK_SECONDS", "Membership", "ServerRecord"]
 
 logger = logging.getLogger(__name__)
 
-# Time between two calls of `Membership.tick`.
-TICK_SECONDS = 0.1
-# Time for which a server that was out of step joins no chain.
-UNFIT_SECONDS = 1.0
+TICK_SECONDS = 0.1  # between two calls of `Membership.tick`
+UNFIT_SECONDS = 1.0  # for which a server that was out of step joins no chain
 # A primary that could not hand over serves for so many times `dps.timeouts.step-down` before it is asked again.
 BACK_OFF_FACTOR = 3.0
-# Number of shards that move at a time.
-MAX_MOVES = 4
-# Number of events that are remembered.
-MAX_EVENTS = 256
+MAX_MOVES = 4  # shards that move at a time
+MAX_EVENTS = 256  # that are remembered
+FULL_SHARE = 0.95  # of a server's dps.memory, beyond which primaries of its copies make no rows
 
 
 class ServerRecord:
@@ -100,6 +98,7 @@ class ServerRecord:
         self.ready = False  # it has all tables and functions
         self.silent = False  # no heartbeat has come for `dps.timeouts.silence`
         self.failed = False  # it has ended itself, and is to be closed
+        self.full = False  # its tables take nearly all of its dps.memory, as it last reported
         self.doubted = False  # no heartbeat has come since its connection broke, or since another server fell silent
         self.leaving = False  # it is to be emptied and closed
         # Calls about tables and functions, (method, arguments), that it could not take while it was out of reach.
@@ -151,9 +150,7 @@ class Membership:
         on_primary: Callable[[int, int, int | None, int | None, bool], None] = lambda *change: None,
     ):
         self.endpoint, self.session = endpoint, session
-        self._on_event = on_event
-        self._on_report = on_report
-        self._on_primary = on_primary
+        self._on_event, self._on_report, self._on_primary = on_event, on_report, on_primary
         self.servers: dict[int, ServerRecord] = {}
         self.specs: dict[str, Description] = {}
         self.functions: dict[str, bytes] = {}  # functions of users, by their numbers; all ready servers have them
@@ -315,7 +312,8 @@ class Membership:
             self.note(f"server {server.number} is back", stands=self._is_member(server.number))
             self._fail_over()  # where all copies were silent, it takes over
             self._publish()
-        connection.reply(Header(frames.OK, request=header.request))
+        full = [number for number, record in self.servers.items() if record.full and record.up]
+        connection.reply(Header(frames.OK, request=header.request), encode(FullServers(full)) if full else b"")
 
     def caught_up(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         sender, message = self._server(connection).number, decode(CaughtUp, body)
@@ -496,7 +494,10 @@ class Membership:
     def _report(self, number: int, body: memoryview) -> None:
         """Pass a server's report on. An error there must not cost the server its lease."""
         try:
-            self._on_report(number, ServerReport.decode(body))
+            report = ServerReport.decode(body)
+            taken, budget = report.get("budget", (0.0, 0.0))
+            self.servers[number].full = taken > FULL_SHARE * budget
+            self._on_report(number, report)
         except Exception as error:
             self._on_report = lambda number, report: None
             logger.exception("parameter server %r: reports of servers are not read any more: %s", self.session, error)

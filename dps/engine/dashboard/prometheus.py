@@ -76,6 +76,8 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "host_overloaded": ("Whether a machine slows what runs on it: 1 if it does", ("host",)),
     "server_cpu_cores": ("Cores that a server keeps busy", ("server",)),
     "server_memory_bytes": ("A server's memory", ("server",)),
+    "server_taken_bytes": ("Memory that a server's tables take, as dps.memory counts it", ("server",)),
+    "server_budget_bytes": ("Memory that a server's tables may take, dps.memory", ("server",)),
     "server_lag_seconds": ("How late a server's event loop is, at worst", ("server",)),
     "server_busy": ("Part of its time that the thread which serves is at work", ("server",)),
     "server_polled_share": ("Part of its time in which that thread polls, see dps.server-polling", ("server",)),
@@ -209,6 +211,9 @@ def _of_server(server: ServerStatus) -> Iterator[Sample]:
         *(("unconfirmed", "unconfirmed"), ("behind_seconds", "behind"), ("rows", "rows")),
     ):
         yield f"server_{metric}", (number,), getattr(server, field)
+    if server.budget:
+        yield "server_taken_bytes", (number,), server.taken
+        yield "server_budget_bytes", (number,), server.budget
     for quantile, field in (("0.5", "p50"), ("0.99", "p99")):
         yield "server_latency_seconds", (number, quantile), getattr(server, field)
     for role, field in (("primary", "shards"), ("backup", "copies")):

@@ -12,9 +12,18 @@ import msgspec
 import numpy as np
 from dask.utils import format_bytes
 
-from dps.engine.telemetry.snapshot import HostStatus, HotKey, HotShare, Straggler, TableStatus, Turnover
+from dps.engine.telemetry.snapshot import (
+    NEARLY_FULL,
+    HostStatus,
+    HotKey,
+    HotShare,
+    ServerStatus,
+    Straggler,
+    TableStatus,
+    Turnover,
+)
 
-__all__ = ["STALENESS_RULE", "convergence", "counted", "crowded_first", "duration_text", "finding_text"]
+__all__ = ["STALENESS_RULE", "budget_text", "convergence", "counted", "crowded_first", "duration_text", "finding_text"]
 __all__ += [
     "hot_share_text",
     "hottest_key_text",
@@ -138,6 +147,23 @@ def busy_text(busy: float, full: str = "{}") -> str:
     """
     text = f"{busy:.0%}"
     return full.format(text) if busy > BUSY_SHARE else text
+
+
+def budget_text(server: ServerStatus, full: str = "{}") -> str:
+    """The memory of a server, and what its tables take of its budget, put into `full` if that is nearly all.
+
+    Examples
+    --------
+    >>> budget_text(ServerStatus(0, "", "up", memory=1 << 20))
+    '1.00 MiB'
+    >>> budget_text(ServerStatus(0, "", "up", memory=3 << 20, taken=15 << 16, budget=1 << 20), full="! {}")
+    '3.00 MiB; ! tables 94% of 1.00 MiB'
+    """
+    memory = size_text(server.memory)
+    if not server.budget:
+        return memory
+    text = f"tables {server.full:.0%} of {size_text(server.budget)}"
+    return f"{memory}; {full.format(text) if server.full > NEARLY_FULL else text}"
 
 
 def hot_share_text(hot: HotKey | HotShare) -> str:

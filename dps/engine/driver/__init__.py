@@ -3,6 +3,7 @@
 ================= ==================================================================
 parameter_server  ParameterServer: start, tables, run, status, checkpoint, close
 connection        a driver's connection to the controller, over Dask's control plane
+adaptive          how many servers a driver asks for
 archive           checkpoints, exports and reports, as the handle writes them
 lazy              lazy stages on Dask collections
 mapping           ps.map: a function of partitions and tables, lazily

@@ -115,10 +115,11 @@ def write_report(call: Control, path: str | os.PathLike[str], run: int | None) -
     """See :meth:`dps.ParameterServer.report`."""
     history = _history(call, path, run)
     versions = {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
-    held = ""
+    held, status = "", None
     with contextlib.suppress(DPSError):  # servers that do not answer are no reason to go without a report
-        held = held_text(msgspec.msgpack.decode(call("status", callback_timeout=PATIENCE_SECONDS), type=Status))
-    return write(path, report(history, versions, held).encode())
+        status = msgspec.msgpack.decode(call("status", callback_timeout=PATIENCE_SECONDS), type=Status)
+        held = held_text(status)
+    return write(path, report(history, versions, held, status).encode())
 
 
 def write_timeline(call: Control, path: str | os.PathLike[str], run: int | None) -> str:

@@ -10,16 +10,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import dask
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from dask.utils import parse_bytes, parse_timedelta
 from distributed import Client as DaskClient
 from distributed import Future
 
 from dps import config
 from dps.engine.client.client import Client
+from dps.engine.client.forgotten import ForgottenKeys
 from dps.engine.client.table import Table
 from dps.engine.client.ticket import Ticket
 from dps.engine.client.verbs import Keys, TableLike
@@ -32,6 +31,7 @@ from dps.engine.dashboard.notebook import (
     held_text,
     parameter_server_html,
 )
+from dps.engine.driver.adaptive import adapt_rule, check_servers, most_servers
 from dps.engine.driver.archive import (
     export_table,
     restore,
@@ -59,14 +59,9 @@ from dps.engine.training.data import Partitions, in_memory, is_spark
 from dps.engine.training.launch import RunOptions, launch, start
 from dps.engine.training.open_run import OpenRun, checked_bound
 from dps.engine.training.types import Columns, Data, Function, Json, Options, Result
-from dps.engine.wire.messages import AdaptRule, Description
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
 
 __all__ = ["ParameterServer"]
-
-MAX_SERVERS = 1024
-# Shortest time between two looks at the load.
-MIN_INTERVAL_SECONDS = 0.01
 
 Connection = DriverConnection | DeferredConnection
 
@@ -293,6 +288,7 @@ class ParameterServer:
         max_bytes: int | str | None = None,
         evict: str | Callable[[np.ndarray, np.ndarray, np.ndarray], npt.ArrayLike] | None = None,
         admit: AdmitByCount | str | None = None,
+        remember: bool | int = False,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -361,6 +357,9 @@ class ParameterServer:
         admit : AdmitByCount or "never", optional
             Which pushes make a row of a keyed table that is not there: :class:`dps.AdmitByCount`. ``"never"`` freezes
             the set of rows: only `assign`, functions and a restore make rows. By default the first push does.
+        remember : bool or int
+            Keep the keys of rows that went by themselves, for :meth:`forgotten`: the last ones, so many in all shards
+            together; True means ``dps.limits.remembered-keys``. They take 9 bytes each, also of `max_bytes`.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again.
@@ -387,9 +386,10 @@ class ParameterServer:
             wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
         copies = self.copies if copies is None else copies
+        kept = config.count("limits.remembered-keys") if remember is True else remember or 0
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
-        spec = dataclasses.replace(spec, partition=placed, life=life_of(expire, max_bytes, evict, admit))
+        spec = dataclasses.replace(spec, partition=placed, life=life_of(expire, max_bytes, evict, admit, kept))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
@@ -511,6 +511,48 @@ class ParameterServer:
         >>> cluster.close()
         """
         return self.call(deleting(predicate), table, keys, **arguments)
+
+    def forgotten(self, table: TableLike, since: Sequence[int] | None = None) -> ForgottenKeys:
+        """The keys of rows of a table that went by themselves, because a budget was full or nothing used them.
+
+        An application reads them that keeps elsewhere what a table forgets. Each key that went comes at least once to
+        a reader that is not too late; the servers remember as many as ``remember=`` of :meth:`table` says, and
+        `missed` of the reader counts the others. All copies of a table remember the same keys, so nothing is lost when
+        a server dies. Rows that a program deletes are not among them.
+
+        Parameters
+        ----------
+        table : str or Table
+            Made with ``remember=``.
+        since : sequence of int, optional
+            The `position` of an earlier reader, which may have been kept in a file. By default all that is remembered.
+
+        Returns
+        -------
+        ForgottenKeys
+            An iterable of batches (reason, keys), each iteration of which gives what went since the one before.
+
+        Raises
+        ------
+        UnknownTableError
+            There is no table of that name.
+        InputError
+            The table does not remember keys, or `since` is no position in it.
+
+        Examples
+        --------
+        >>> import dps
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     w = ps.table("w", max_bytes="20 kB", remember=500, shards=1)
+        ...     w.push(range(400), 1.0)
+        ...     forgotten = ps.forgotten(w)
+        ...     kept = 400 - sum(len(keys) for reason, keys in forgotten)
+        ...     kept == len(w), forgotten.missed, list(forgotten)
+        (True, 0, [])
+        >>> cluster.close()
+        """
+        return self.client().forgotten(table, since)
 
     def tables(self) -> dict[str, Table]:
         """Handles of the tables there are, by name."""
@@ -1285,34 +1327,3 @@ def plain(value: object) -> object:
         if isinstance(value, kind):
             return kind(value)
     raise TypeError(f"{value!r} is no plain value")
-
-
-# ---- How many servers there are: what a driver asks for, checked before the controller is asked
-
-
-def adapt_rule(given: Json) -> AdaptRule:
-    """How the number of servers follows the load; what is None in `given` comes from the settings ``dps.adaptive``."""
-    policy = {name: dask.config.get(f"dps.adaptive.{name}") if x is None else x for name, x in given.items()}
-    if policy["maximum"] != math.inf:
-        check_servers("maximum", policy["maximum"])
-    check_servers("minimum", policy["minimum"])
-    seconds = parse_timedelta(policy["interval"])
-    nbytes = None if policy["memory"] is None else parse_bytes(policy["memory"])
-    if seconds < MIN_INTERVAL_SECONDS or (nbytes is not None and nbytes <= 0):
-        raise InputError(
-            f"interval={policy['interval']!r}, memory={policy['memory']!r}: {MIN_INTERVAL_SECONDS} s or more, and more "
-            f"than nothing"
-        )
-    most = None if policy["maximum"] == math.inf else policy["maximum"]
-    return AdaptRule(policy["minimum"], most, seconds, nbytes, policy["wait-count"], policy["busy"])
-
-
-def most_servers(description: Description) -> int:
-    """How many there are, or may come with the load."""
-    most = None if description.adapt is None else description.adapt.maximum
-    return max(sum(server.alive for server in description.servers), most or 1)
-
-
-def check_servers(name: str, servers: int) -> None:
-    if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= MAX_SERVERS:
-        raise InputError(f"{name} is a whole number from 1 to {MAX_SERVERS}, not {servers!r}")

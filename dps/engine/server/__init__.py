@@ -7,8 +7,10 @@ tables             the replicas of one table; a request is cut by shard here, an
 changes            where ops are applied and passed on; a change that breaks off ends the server
 replicas           a server's replica of a shard, primary or backup; feeds bring joiners up to date
 pace               when a feed's next piece leaves, and what it is held back for
-joiners            takes the dumps of shards that the server is learning
 replication        passes ops on along a shard's chain, and knows which ones the chain has confirmed
+dumps              takes the pieces of a shard that the server is to hold
+memory             the budget of the server: what is refused, and what has to go
+gone               tells readers which keys went, when all copies know
 functions          runs functions of users on the rows of shards, which are held meanwhile
 function_work      a function on the shards of one call, wherever it runs
 function_thread    the thread in which those of dps run, each under a time limit

@@ -12,8 +12,11 @@ import time
 from functools import partial
 from typing import Any
 
+import dask
 import msgspec
+from dask.utils import parse_bytes
 from distributed import Worker, get_worker
+from distributed.system import MEMORY_LIMIT
 
 from dps import config
 from dps.engine.checkpoints.reading import Origins, fill_all
@@ -27,6 +30,7 @@ from dps.engine.server.closings import Settled
 from dps.engine.server.function_process import FunctionRunner
 from dps.engine.server.replicas import new_replicas
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
+from dps.engine.state.memory import bytes_of_memory
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.hosts import host_load, starved
 from dps.engine.telemetry.server_meter import ServerMeter, process_usage
@@ -64,6 +68,7 @@ class Server:
             runner,
             beside,
             meters,
+            memory=bytes_of_memory(dask.config.get("dps.memory"), memory_of(worker), parse_bytes),
             directory=config.spill_directory() or worker.local_directory,
         )
         self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
@@ -93,6 +98,7 @@ class Server:
     def create_table(self, spec: dict[str, Any], shards: list[int]) -> None:
         """Make a new table with initial replicas of these shards; the server serves it once a placement says so."""
         table = TableSpec.from_dict(spec).opened()
+        self.endpoint.call(self.role.memory.check_table, table, shards)
         self.endpoint.call(self.role.take_table, table, new_replicas(table, shards, self.role.directory))
 
     def drop_table(self, table: int) -> None:
@@ -158,3 +164,9 @@ class Server:
         self.checkpoint_writer.close()
         self.endpoint.call(self.role.stop)
         self.endpoint.stop()
+
+
+def memory_of(worker: Worker) -> int:
+    """Bytes that a worker may take: the limit that it has, or else all that there are, for it or for its container."""
+    manager = getattr(worker, "memory_manager", None)
+    return int(getattr(manager, "memory_limit", None) or MEMORY_LIMIT)

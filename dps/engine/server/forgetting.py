@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from dps.engine.core.requests.answers import OwedAnswer
 from dps.engine.server.changes import Changes
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
+from dps.engine.server.memory import ServerMemory
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable
 from dps.engine.state.forgetting import Coldest, Expiring, must_go, new_rows
@@ -81,8 +82,8 @@ class Way(NamedTuple):
 class Forgetting:
     """What lets rows go on one server: see the module's docstring. `wall` gives seconds since 1970."""
 
-    def __init__(self, owner: ForgettingOwner, wall: Callable[[], float]):
-        self._owner, self._wall = owner, wall
+    def __init__(self, owner: ForgettingOwner, wall: Callable[[], float], memory: ServerMemory):
+        self._owner, self._wall, self._memory = owner, wall, memory
         self._choosers: dict[Replica, Chooser] = {}
         self._turns: collections.deque[Callable[[], None]] = collections.deque()
 
@@ -142,10 +143,22 @@ class Forgetting:
             table.refused += 1
             raise LimitError(f"{where}, and the op has {keys} keys of it: push fewer keys at once")
 
+    def make_room(self, table: ServerTable, ops: Sequence[tuple[Replica, Op]]) -> None:
+        """Let rows go before these ops, as budgets demand; LimitError, if the ops must not be carried out."""
+        ways = self.ways(table, ops)
+        if self._memory.limit:
+            going = self._memory.admit(table, ops, {way.replica: way.rows for way in ways})
+            keys = {replica: op.keys for replica, op in ops if op.keys is not None}
+            ways = [Way(table, replica, rows, distinct(keys[replica])) for replica, rows in going.items() if rows > 0]
+        self.make_way(ways)
+        if self._memory.limit:
+            self._memory.reserve(ops)
+
     # -- time
 
     def tick(self) -> None:
         """Begin moments that are due, and look at more rows. To be called with each heartbeat."""
+        self._memory.tick()
         served = [
             (table, replica)
             for table in self._owner.tables.values()

@@ -54,6 +54,7 @@ from dps.engine.server.changes import Changes
 from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.function_work import FunctionWork, Made, Repeated, failure
+from dps.engine.server.memory import ServerMemory
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import MAX_KEPT_RESULT_BYTES, MAX_MORE_BYTES, ServerTable
 from dps.engine.state.beside import MadeBeside, is_large
@@ -92,6 +93,7 @@ class Owner(Protocol):
     tables: dict[int, ServerTable]
     changes: Changes
     forgetting: Forgetting
+    memory: ServerMemory
     large: Beside
 
     @property
@@ -411,7 +413,7 @@ class FunctionCalls:
                 replica.shard.ledger.check(header.trainer, header.attempt)
             gone = 0 if made.deleted is None else len(made.deleted)
             table.check_copied(len(made.rows), "a function changed", 8 * gone + MAX_MORE_BYTES)
-            if replica in beside:  # its twin has the room
+            if replica in beside or self._owner.memory.limit:  # its twin has the room; or it gets room below
                 continue
             replica.shard.reserve(len(made.rows))
             if made.deleted is not None:
@@ -424,7 +426,7 @@ class FunctionCalls:
             if keeps and result not in kept:
                 kept[result] = as_rows(result, table)
             ops.append((replica, op_of(header, made, kept[result] if keeps else None, replica)))
-        self._owner.forgetting.make_way(self._owner.forgetting.ways(table, ops))
+        self._owner.forgetting.make_room(table, ops)
         try:
             for replica, _ in ops:
                 replica.shard.made_beside = beside.get(replica)

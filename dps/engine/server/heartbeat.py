@@ -8,14 +8,14 @@ happened in between, and no machine has to compare its clock with another machin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from dps import config
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.messages import Placement, Serve, ServerFailed, decode, encode
+from dps.engine.wire.messages import FullServers, Placement, Serve, ServerFailed, decode, encode
 from dps.engine.wire.protocols import RoleEndpoint, RoleLink
 
 __all__ = ["HEARTBEAT_SECONDS", "Heartbeat"]
@@ -31,7 +31,7 @@ class Heartbeat:
 
     `adopt` takes each placement that the controller sends.
     `make_report` gives the report that travels with every `BEATS_PER_REPORT`-th heartbeat. Its argument says whether
-    the connection is new.
+    the connection is new. `learn_full` is told with each answer which servers have used up their budgets of memory.
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class Heartbeat:
         controller: tuple[str, int],
         adopt: Callable[[Placement], None],
         make_report: Callable[[bool], bytes],
+        learn_full: Callable[[Collection[int]], None],
     ):
         self.endpoint, self.number = endpoint, number
         self.lease_until = 0.0
         self._session, self._secret, self._controller = session, secret, controller
-        self._adopt, self._make_report = adopt, make_report
+        self._adopt, self._make_report, self._learn_full = adopt, make_report, learn_full
         self._lease = config.seconds("lease")
         self._link: RoleLink | None = None
         self._sent: dict[int, float] = {}  # number of a heartbeat without an answer -> when it was sent
@@ -116,6 +117,7 @@ class Heartbeat:
             sent = self._sent.pop(header.request, None)
             if sent is not None:
                 self.lease_until = max(self.lease_until, sent + self._lease)
+            self._learn_full(decode(FullServers, body).servers if len(body) else ())
         elif header.kind == frames.ERROR:
             logger.warning(
                 "server %d: the controller answers with an error: %s", self.number, frames.decode_error(body)

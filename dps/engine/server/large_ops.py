@@ -28,6 +28,7 @@ import numpy as np
 
 from dps.engine.server.beside_thread import WORK_SECONDS, Carrier, Outcome
 from dps.engine.server.functions import BesideShards, FunctionCalls, Hold, Target
+from dps.engine.server.memory import ServerMemory
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
 from dps.engine.state.beside import Compaction, MadeBeside, close_is_large, forget, gone_of, is_large, worth_it
@@ -53,8 +54,8 @@ class Ready(NamedTuple):
 class LargeOps:
     """The large ops of one server: see the module's docstring. The holds of `functions` make requests wait."""
 
-    def __init__(self, endpoint: RoleEndpoint, functions: FunctionCalls, runner: Carrier):
-        self._endpoint, self._functions, self._runner = endpoint, functions, runner
+    def __init__(self, endpoint: RoleEndpoint, functions: FunctionCalls, runner: Carrier, memory: ServerMemory):
+        self._endpoint, self._functions, self._runner, self._memory = endpoint, functions, runner, memory
         self._ready: dict[RoleConnection, Ready] = {}
         self._tidied: set[Replica] = set()
         self._closed = False
@@ -92,7 +93,7 @@ class LargeOps:
         if header.flags & frames.MORE and not is_large(header.count, sum(gone_of(op) for _, op in found)):
             return False
         ops = [(r, op) for r, op in found if isinstance(r.shard, Shard) and worth_it(r.shard, op)]
-        if not ops:
+        if not ops or not self._memory.fits(sum(replica.shard.nbytes for replica, _ in ops)):
             return False
         self._postpone(ops, connection, header, body)
         return True

@@ -11,7 +11,7 @@ because the rows go on changing; the memory of a piece that was confirmed is use
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -49,13 +49,14 @@ __all__ = [
 class Replica(ReplicaState):
     """One shard's rows on this server, and its place in the shard's chain."""
 
-    __slots__ = ("spec",)
+    __slots__ = ("behind", "spec")
 
     tail: Forward | None
     feed: JoinerFeed | None
 
     def __init__(self, spec: TableSpec, number: int, shard: Any):
         self.spec, self.number, self.shard = spec, number, shard
+        self.behind: Sequence[int] = ()  # the servers behind this one in the shard's chain
 
     @property
     def drained(self) -> bool:

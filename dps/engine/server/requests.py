@@ -29,12 +29,14 @@ from dps.engine.core.shards.rows import all_finite
 from dps.engine.server.beside_thread import Carrier
 from dps.engine.server.changes import Changes
 from dps.engine.server.closings import Closings, Settled
+from dps.engine.server.dumps import Dumps
 from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
+from dps.engine.server.gone import GoneReaders
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from dps.engine.server.joiners import Joiners
 from dps.engine.server.large_ops import LargeOps
+from dps.engine.server.memory import ServerMemory
 from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
@@ -54,14 +56,7 @@ from dps.engine.wire.headers import Scan
 from dps.engine.wire.messages import Placement, ShardPlace, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.engine.wire.rights import TO_SERVER, guarded
-from dps.errors import (
-    DPSError,
-    FencedError,
-    MovedError,
-    NotFiniteError,
-    ProtocolError,
-    UnknownTableError,
-)
+from dps.errors import DPSError, FencedError, MovedError, NotFiniteError, ProtocolError, UnknownTableError
 
 __all__ = ["SETTLE_SHARE", "ServerRole"]
 
@@ -74,8 +69,8 @@ MAX_DROPPED = 1024  # tables whose numbers are remembered, because a call that m
 MOST_SCANNED = 1 << 17  # rows that a piece of a scan has at most, because a server serves nothing else meanwhile
 SETTLE_SHARE = 0.5  # of dps.timeouts.silence, for which the controller waits, that a server waits until copies settle
 
-T = TypeVar("T")
 MAX_REASON_LENGTH = 1000  # characters of an error, in a message to the controller
+T = TypeVar("T")
 
 
 class ServerRole:
@@ -101,6 +96,8 @@ class ServerRole:
         By default, one that takes the time from the endpoint.
     wall : callable, optional
         Returns seconds since 1970, for the ages of rows.
+    memory : int
+        Bytes that all tables together may take; 0: any number.
     directory : str, optional
         Where tables with ``evict="spill"`` have their files; by default where the system has temporary files.
     """
@@ -116,28 +113,30 @@ class ServerRole:
         beside: Carrier,
         meters: ServerMeter | None = None,
         wall: Callable[[], float] = time.time,
+        memory: int = 0,
         directory: str | None = None,
     ):
         self.endpoint, self.session, self.number, self.directory = endpoint, session, number, directory
         self.tables: dict[int, ServerTable] = {}
         self._dropped: collections.deque[int] = collections.deque(maxlen=MAX_DROPPED)
-        self.epoch = 0
-        self.stopped = False
+        self.epoch, self.stopped = 0, False
         self._reports_failed = False  # then heartbeats go without reports
         peers = of_servers(session)
         self.meters = meters or ServerMeter(endpoint.now)
-        self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
+        self.memory = ServerMemory(self.tables, number, memory)
+        told = self.adopt, self._make_report, self.memory.learn_full
+        self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, *told)
         pace = DumpPace(lambda: self.requests, self.meters.worked)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report, beside, pace)
-        self.joiners = Joiners(endpoint, number, directory, pace)
         self.ops = self.relay.ops
         self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
-        self.large = LargeOps(endpoint, self.functions, beside)
+        self.large = LargeOps(endpoint, self.functions, beside, self.memory)
         self.closings = Closings(self, self.functions, self.large)
-        self.forgetting = Forgetting(self, wall)
+        self.forgetting = Forgetting(self, wall, self.memory)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
+        self.memory.begin(self.service)
         handlers: dict[int, Handler] = {
             frames.PULL: self._when_free(self._closed(self.meters.timed(self._pull))),
             frames.PUSH: self._when_free(self._closed(self._beside(self.meters.timed(self._push)))),
@@ -145,9 +144,10 @@ class ServerRole:
             frames.COMMIT: self.functions.commit,
             frames.ABORT: self.functions.abort,
             frames.SCAN: self._when_free(self._closed(self._scan)),
+            frames.GONE: GoneReaders(self.ops, self.leased, self._refuse).answer,
             frames.STATUS: self._status,
             frames.REPLICATE: self._beside(self._replicate),
-            frames.DUMP: self._take_dump,
+            frames.DUMP: Dumps(endpoint, number, directory, self._table, pace).take,
         }
         self.handlers = guarded(TO_SERVER, handlers)
 
@@ -211,7 +211,8 @@ class ServerRole:
         if self._reports_failed:
             return b""
         try:
-            report = self.meters.report(self.tables, self.relay.unconfirmed(), len(self.endpoint.connections), anew)
+            connections, budget = len(self.endpoint.connections), self.memory.budget
+            report = self.meters.report(self.tables, self.relay.unconfirmed(), connections, anew, budget)
             return ServerReport.encode(report)
         except Exception:
             logger.exception("server %d cannot report its load; it sends no more reports", self.number)
@@ -227,12 +228,11 @@ class ServerRole:
 
     def take_table(self, spec: TableSpec, replicas: list[Replica]) -> None:
         """Take up a new table with these replicas."""
-        if spec.id in self.tables:  # the call was repeated, because its answer was lost
-            return
-        if spec.id in self._dropped:  # the call was late, and the controller has given the table up since
-            return
+        if spec.id in self.tables or spec.id in self._dropped:  # the call was repeated, because its answer was lost; or
+            return  # it was late, and the controller has given the table up since
         table = self.tables[spec.id] = ServerTable(spec, self.number, self.endpoint.frame_limit)
         table.replicas.update((replica.number, replica) for replica in replicas)
+        self.memory.tick()
 
     def drop(self, table: int) -> None:
         """Forget a table; requests that still wait for an op on it fail."""
@@ -323,7 +323,7 @@ class ServerRole:
             # The placement changes this shard's chain. Where it does not, the backup that refused our ops knows of a
             # newer placement than this one, so the replica stays deposed.
             replica.deposed = False
-        replica.fence = fences[place]
+        replica.fence, replica.behind = fences[place], line[place + 1 :]
         replica.primary = place == 0
         replica.stepping_down = shard.stepping_down and replica.primary
         if not replica.serves:
@@ -466,14 +466,14 @@ class ServerRole:
             if op.origin:
                 shard.ledger.check(op.origin, op.attempt)
             shard.check_weight(op)
-            if shard.made_beside is None:
+            if shard.made_beside is None and not self.memory.limit:
                 shard.make_room(op, part.b - part.a)
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
-        owed, replicas = OwedAnswer(), [part.replica for part in request.parts]
-        ways = self.forgetting.ways(table, zip(replicas, ops, strict=True))
-        self.forgetting.make_way(ways)
+        owed = OwedAnswer()
+        if not header.flags & frames.REPLAYED:  # else no shard applies what it does not know
+            self.forgetting.make_room(table, [(part.replica, op) for part, op in zip(request.parts, ops, strict=True)])
         self.changes.push(header, ops, request, values, owed)
 
         def reply() -> None:
@@ -494,7 +494,7 @@ class ServerRole:
 
     @staticmethod
     def _refuse(connection: RoleConnection, request: int, error: DPSError) -> None:
-        """Tell a client why one of the copies refuses its push."""
+        """Tell a client why one of the copies refuses its request."""
         if not connection.transport.is_closing():
             connection.reply_error(Header(frames.PUSH, request=request), error)
             connection.transport.close()
@@ -560,6 +560,3 @@ class ServerRole:
         if header.epoch < replica.fence:
             shard = f"shard {replica.number} of table {replica.spec.name!r}"
             raise FencedError(f"{shard} takes no ops of epoch {header.epoch} any more")
-
-    def _take_dump(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        self.joiners.take(self._table(header), connection, header, body)

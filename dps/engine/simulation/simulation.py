@@ -161,6 +161,7 @@ class Simulation:
         max_bytes: int | str | None = None,
         evict: str | None = None,
         admit: AdmitByCount | str | None = None,
+        remember: int = 0,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -172,7 +173,7 @@ class Simulation:
         made = (optimizer, init, aggregate, finite, shards)
         placed = HashPartition() if partition is None else partition
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
-        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit))
+        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit, remember))
         return self._controller.create_table(spec, exist_ok)
 
     def client(self) -> SimClient:

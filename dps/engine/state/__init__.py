@@ -26,6 +26,8 @@ schedules          learning rates that change with the clock
 initializers       a new row's values as a function of (seed, key)
 recipes            optimizers, initialisers and schedules as dicts, and back
 snapshot           Cut: a shard as of a clock, read while ops go on
+gone               the keys of rows that went lately, and why, for readers
+memory             bytes that shards take, and by how many an op makes them grow
 scan               the rows of a keyed shard in a range of keys, piece after piece while ops go on
 transfer           copying a shard to another server while ops go on
 ================== ===============================================================================

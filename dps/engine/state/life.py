@@ -17,19 +17,8 @@ from dps.engine.state.own_ranks import EvictByFunction, evict_of
 from dps.engine.state.recipes import Description, Recipe, converted, flag, from_dict, is_number, number
 from dps.errors import InputError, InputTypeError
 
-__all__ = [
-    "EVICT",
-    "FLAG_BYTES",
-    "NEVER",
-    "AdmitByCount",
-    "ExpireSmall",
-    "ExpireUnused",
-    "Expiry",
-    "RowLife",
-    "bytes_of",
-    "life_of",
-]
-__all__ += ["bytes_within", "record_columns", "rows_within"]
+__all__ = ["EVICT", "FLAG_BYTES", "MAX_GONE", "NEVER", "AdmitByCount", "ExpireSmall", "ExpireUnused", "Expiry"]
+__all__ += ["RowLife", "bytes_of", "bytes_within", "life_of", "record_columns", "rows_within"]
 
 SPILL = "spill"
 EVICT = ("lru", "lfu", "norm", "refuse", SPILL)
@@ -43,6 +32,8 @@ FLAG_BYTES = 6  # of a row: whether it is vacant, and its share of what is kept 
 MIN_SHARD_ROWS = 64  # of a shard: a smaller budget could not tell cold rows from others
 WAITING_BYTES = {False: 6.0, True: 2.5}  # of a key that waits for its row, by whether it is counted approximately
 MAX_WAITING = 1 << 24  # in a shard, because the counters of a shard travel to a new copy in one frame
+GONE_BYTES = 9  # of a key that went and is remembered: the key, and why it went
+MAX_GONE = 1 << 22  # in a shard, because they travel to a new copy in one frame
 
 
 def _measured(value: object, label: str, units: dict[str, float] | dict[str, int], example: str) -> float:
@@ -240,12 +231,15 @@ class RowLife:
         What happens when they are full: one of EVICT, or the rows go for which the function gives the lowest numbers.
     admit : AdmitByCount, NEVER or None
         When a push makes a row that is not there: at once (None), by count, or not at all.
+    remember : int
+        How many keys of rows that went by themselves the servers keep, for readers of them.
     """
 
     expire: tuple[Expiry, ...] = ()
     max_bytes: int = 0
     evict: str | EvictByFunction = "lru"
     admit: AdmitByCount | str | None = None
+    remember: int = 0
 
     def __post_init__(self) -> None:
         if any(not isinstance(rule, Expiry) for rule in self.expire):
@@ -262,6 +256,13 @@ class RowLife:
             )
         if not (self.admit is None or self.admit == NEVER or isinstance(self.admit, AdmitByCount)):
             raise InputTypeError(f"admit is a rule such as dps.AdmitByCount(3), or 'never', not {self.admit!r}")
+        if not isinstance(self.remember, int) or isinstance(self.remember, bool) or self.remember < 0:
+            raise InputError(f"remember is {self.remember!r} but must be True, or a whole number of keys, 0 or more")
+        if self.remember and not (self.expire or (self.max_bytes and self.evict not in ("refuse", SPILL))):
+            raise InputError(
+                f"remember={self.remember} keeps keys of rows that go by themselves, and no rows go here: add expire=, "
+                "or max_bytes= with an evict= other than 'refuse' and 'spill'"
+            )
 
     @property
     def asks(self) -> bool:
@@ -280,8 +281,13 @@ class RowLife:
 
     @property
     def bytes_of_rows(self) -> int:
-        """What `max_bytes` leaves for rows beside the counters of keys that wait; 0: no limit, or nothing is left."""
-        return max(0, self.max_bytes - (self.counts.nbytes if self.counts is not None else 0))
+        """What `max_bytes` leaves for rows beside :attr:`bytes_aside`; 0: no limit, or nothing is left."""
+        return max(0, self.max_bytes - self.bytes_aside)
+
+    @property
+    def bytes_aside(self) -> int:
+        """Bytes of keys without rows: of counters of those that wait, and of those that went and are remembered."""
+        return (self.counts.nbytes if self.counts is not None else 0) + GONE_BYTES * self.remember
 
     @property
     def counts_pulls(self) -> bool:
@@ -313,6 +319,7 @@ class RowLife:
         admit = self.admit.to_dict() if isinstance(self.admit, AdmitByCount) else self.admit
         evict = self.evict.to_dict() if isinstance(self.evict, EvictByFunction) else self.evict
         plain = {"expire": [rule.to_dict() for rule in self.expire], "max_bytes": self.max_bytes, "evict": evict}
+        plain |= {"remember": self.remember} if self.remember else {}
         return plain if admit is None else {**plain, "admit": admit}
 
     @classmethod
@@ -330,14 +337,14 @@ def _made(kind: type[Recipe], described: object) -> Any:
     return kind(**{name: value for name, value in described.items() if name != "name"})
 
 
-def life_of(expire: object, max_bytes: object, evict: object, admit: object = None) -> RowLife:
-    """What ``expire=``, ``max_bytes=``, ``evict=`` and ``admit=`` of a table ask."""
+def life_of(expire: object, max_bytes: object, evict: object, admit: object = None, remember: object = 0) -> RowLife:
+    """What ``expire=``, ``max_bytes=``, ``evict=``, ``admit=`` and ``remember=`` of a table ask."""
     rules = () if expire is None else tuple(expire) if isinstance(expire, (list, tuple)) else (expire,)
     if max_bytes is None and evict is not None:
         raise InputError(f"evict={evict!r} says what happens when max_bytes= is full, and there is no max_bytes=")
     most = 0 if max_bytes is None else bytes_of(max_bytes, "max_bytes")
     policy = "lru" if evict is None else evict_of(evict)
-    return RowLife(rules, most, policy, admit)  # type: ignore[arg-type]
+    return RowLife(rules, most, policy, admit, remember)  # type: ignore[arg-type]
 
 
 def rows_within(max_bytes: int, shards: int, row_bytes: int) -> int:

@@ -18,7 +18,15 @@ from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.engine.state.custom import Custom, custom
 from dps.engine.state.dtypes import DTYPES, MOST_FLOAT16, WHOLE, dtype_of, is_half, range_of
 from dps.engine.state.initializers import Initializer, Zeros, initializer_from_dict
-from dps.engine.state.life import MAX_WAITING, MIN_SHARD_ROWS, RowLife, bytes_within, record_columns, rows_within
+from dps.engine.state.life import (
+    MAX_GONE,
+    MAX_WAITING,
+    MIN_SHARD_ROWS,
+    RowLife,
+    bytes_within,
+    record_columns,
+    rows_within,
+)
 from dps.engine.state.names import check_name
 from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
@@ -293,9 +301,14 @@ class TableSpec:
                 f"{where}: {self.shards} shards count {MAX_WAITING * self.shards} waiting keys at most, not "
                 f"{counts.waiting}; ask for fewer, or for more shards"
             )
+        if life.remember > MAX_GONE * self.shards:
+            raise InputError(
+                f"{where}: {self.shards} shards remember {MAX_GONE * self.shards} keys that went at most, not "
+                f"{life.remember}; ask for fewer, or for more shards"
+            )
         if life.max_bytes and self.most_rows < MIN_SHARD_ROWS:
             row_bytes = (self.dim + self.slots) * self.itemsize
-            least = bytes_within(MIN_SHARD_ROWS, self.shards, row_bytes) + (0 if counts is None else counts.nbytes)
+            least = bytes_within(MIN_SHARD_ROWS, self.shards, row_bytes) + life.bytes_aside
             raise InputError(
                 f"{where}: max_bytes={life.max_bytes} is room for {self.most_rows} rows in each of {self.shards} shards"
                 f"; ask for {least} bytes or more, or for fewer shards"

@@ -51,6 +51,7 @@ from dps.engine.state.admission import Admission
 from dps.engine.state.ages import Ages, begin_moment
 from dps.engine.state.custom import Custom
 from dps.engine.state.dtypes import dtype_of_sums, narrowed
+from dps.engine.state.gone import GoneKeys
 from dps.engine.state.op_views import AgeOp, CloseOp, DeleteOp, RetireOp, SteppedOp
 from dps.engine.state.ops import (
     ADD,
@@ -78,16 +79,7 @@ from dps.engine.state.snapshot import CHANGED, Cut, CutShard
 from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 
-__all__ = [
-    "NO_INDEX",
-    "DenseShard",
-    "DenseSums",
-    "KeyedShard",
-    "KeyedSums",
-    "Shard",
-    "Sums",
-    "make_shard",
-]
+__all__ = ["NO_INDEX", "DenseShard", "DenseSums", "KeyedShard", "KeyedSums", "Shard", "Sums", "make_shard"]
 
 
 # ---- The sums of an open clock: what was pushed at it to a table that aggregates, row by row
@@ -278,6 +270,7 @@ class Shard(CutShard):
         self.evicted = self.expired = 0  # rows that a primary has let go, of the shard and not of one copy
         self.admission = Admission(spec.life, spec.shards) if spec.life.admit else None
         self.admits = self.admission is not None
+        self.gone = GoneKeys(-(-spec.life.remember // spec.shards)) if spec.life.remember else None
 
     def apply(self, op: Op) -> bool:
         """Carry out one change. The server has checked it before, so it cannot fail half-way.
@@ -305,6 +298,8 @@ class Shard(CutShard):
         if op.rule == DELETE:
             self.evicted += len(op.values) * (op.rows == EVICTED)
             self.expired += len(op.values) * (op.rows == EXPIRED)
+            if self.gone is not None and op.keys is not None and op.rows in (EVICTED, EXPIRED):
+                self.gone.note(op.keys, op.rows)
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:
@@ -590,7 +585,7 @@ class Shard(CutShard):
 
     @property
     def _nbytes_aside(self) -> int:
-        aside = self.sums, self.cut, self.changed, self.admission, self.pulled
+        aside = self.sums, self.cut, self.changed, self.admission, self.pulled, self.gone
         return sum(each.nbytes for each in aside if each is not None)
 
     @abc.abstractmethod
@@ -632,8 +627,7 @@ class Shard(CutShard):
 
 # ---- Dense and keyed shards
 
-# Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
-MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
+MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25  # by which rows grow at a time: larger steps would stall requests
 MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
 PIECE_ROWS = 1 << 14  # of a file, that come to memory at a time
 
@@ -822,22 +816,30 @@ class KeyedShard(Shard):
         return None if there.all() else ~there
 
     def reserve(self, new: int) -> None:
+        self.reserve_exactly(new, new)
+
+    def reserve_exactly(self, new: int, count: int) -> None:
+        """As :meth:`reserve`, for an op on `count` rows of which `new` are new."""
+        rows = self.rows_with(new)
+        if rows > len(self.rows):
+            # Without a copy: see `growing.pyx`. refcheck=False is safe, because no view of rows outlives a request.
+            self.rows.resize((rows, self.width), refcheck=False)
+            for flags in (self.changed, self.vacant, self.pulled):
+                if flags is not None:
+                    flags.resize(len(self.rows), refcheck=False)
+        super().reserve(count)
+
+    def rows_with(self, new: int) -> int:
+        """For how many rows there is memory once there is room for `new` ones."""
         have, need = len(self.rows), self.end + max(0, new - self.index.free)
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
             raise LimitError(f"{where} would hold {need} rows, and {MAX_ROWS} at most: make the table with more shards")
-        if need > have:
-            growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
-            step = growth_bytes // (self.width * self.rows.itemsize)
-            if self.most_rows:
-                step = min(step, self.most_rows - have)
-            # Large blocks grow without a copy: see `growing.pyx`. refcheck=False is safe, because no view of the rows
-            # lives from one request to the next.
-            self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
-            for flags in (self.changed, self.vacant, self.pulled):
-                if flags is not None:
-                    flags.resize(len(self.rows), refcheck=False)
-        super().reserve(new)
+        growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
+        step = (MIN_GROWTH_BYTES if self.thrifty else growth_bytes) // (self.width * self.rows.itemsize)
+        if self.most_rows:
+            step = min(step, self.most_rows - have)
+        return have if need <= have else max(need, have + step + 1)
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:

@@ -111,15 +111,17 @@ class Dump:
         if shard.record_at:
             meta["ages"] = ages_to_dict(shard)
         meta["gone"] = [shard.evicted, shard.expired]
+        gone = [] if shard.gone is None else shard.gone.to_arrays()
+        meta["remembered"] = len(gone)
         if shard.admission is not None:
             meta["come"] = [shard.admission.admitted, shard.admission.dropped]
         meta["failure"] = None if shard.failure is None else str(shard.failure)
         waiting = [] if shard.admission is None else shard.admission.to_arrays()
         meta["waiting"] = len(waiting)
         if shard.sums is None:
-            return meta, waiting
+            return meta, waiting + gone
         sums = shard.sums.clock, shard.sums.parties, shard.sums.rows
-        return {**meta, "sums": list(sums)}, waiting + shard.sums.to_arrays()
+        return {**meta, "sums": list(sums)}, waiting + gone + shard.sums.to_arrays()
 
     def piece(self, max_bytes: int) -> Piece | None:
         """The next rows, about `max_bytes` bytes of them; None when the piece before was the last.
@@ -300,6 +302,9 @@ class Joining:
         if self._shard.admission is not None:
             self._shard.admission.load(waiting)
             self._shard.admission.admitted, self._shard.admission.dropped = meta["come"]
+        gone, arrays = arrays[: meta["remembered"]], arrays[meta["remembered"] :]
+        if self._shard.gone is not None:
+            self._shard.gone.load(gone, sum(meta["gone"]))
         if meta["sums"] is not None:
             clock, parties, rows = meta["sums"]
             self._shard.sums = self._shard.new_sums(clock)
@@ -358,6 +363,7 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
     parts |= {"ages": ages_to_dict(shard) if shard.record_at else None}
     parts |= {"evicted": shard.evicted, "expired": shard.expired} if shard.spec.life.asks else {}
     parts |= {} if shard.admission is None else shard.admission.stored()
+    parts |= {f"gone {i}": array for i, array in enumerate(shard.gone.to_arrays() if shard.gone else ())}
     parts |= {
         "clock": shard.clock,
         "open clock": sums and (sums.clock, sums.parties, sums.rows),

@@ -129,6 +129,7 @@ class Monitor:
         self._curve: collections.deque[tuple[float, ...]] = collections.deque(maxlen=CURVE_POINTS)
         self._drawn = self._rests_until = -math.inf
         self._nearly_full: set[int] = set()  # numbers of tables whose budget an event has called nearly full
+        self._full_servers: set[int] = set()  # numbers of servers of which an event has said the same
         self._finished: dict[int, RunStatus] = {}  # number -> a run that is over, as snapshots have it
         self._optimizers: dict[int, str] = {}  # number of a table -> its optimizer, as Python writes it
 
@@ -143,6 +144,12 @@ class Monitor:
             if "turnover" in counts and counts["turnover"][0] > NEARLY_FULL and table not in self._nearly_full:
                 self._nearly_full.add(table)
                 self._tell_full(table)
+        taken, budget = report.get("budget", (0.0, 0.0))
+        if taken > NEARLY_FULL * budget and number not in self._full_servers:
+            self._full_servers.add(number)
+            text = f"server {number} has nearly the {budget:,.0f} bytes of dps.memory"
+            text += "; beyond them, pushes of new keys are refused"
+            self.membership.note(text, stands=lambda: number in self.membership.servers)
 
     def _tell_full(self, number: int) -> None:
         """Make an event that says that the rows of a table take nearly all of its `max_bytes`."""
@@ -408,6 +415,7 @@ class Monitor:
         rates = watch.rates()
         known = watch.tables().values()
         unconfirmed, _, behind = (0.0, 0.0, 0.0) if last is None else last["unconfirmed"]
+        taken, budget = (0.0, 0.0) if last is None else last.get("budget", (0.0, 0.0))
         chains = [chain for table in tables.values() for chain in table.chains if record.number in chain]
         held = None if answer is None else answer.tables.values()
         connections = 0 if last is None else int(last["connections"])
@@ -423,6 +431,8 @@ class Monitor:
             polled=round(watch.polled(), 4),
             starved=round(watch.starved(), 4),
             memory=0 if last is None else int(last["memory"]),
+            taken=int(taken),
+            budget=int(budget),
             lag=0.0 if last is None else last["lag"],
             connections=connections if answer is None else answer.connections,
             requests_rate=round(rates.requests, 2),

@@ -107,6 +107,7 @@ class ServerCounts(TypedDict):
     connections: Amount
     unconfirmed: Annotated[list[Amount], Meta(min_length=3, max_length=3)]  # ops, bytes, seconds of the oldest
     tables: Annotated[dict[Number, TableCounts], Meta(max_length=MAX_TABLES)]
+    budget: NotRequired[Annotated[list[Amount], Meta(min_length=2, max_length=2)]]  # of dps.memory: taken, in all
 
 
 class ServerFields(ServerCounts):

@@ -174,9 +174,16 @@ class ServerMeter(ServerCounters):
         self._due = now + interval
 
     def report(
-        self, tables: Mapping[int, MeteredTable], unconfirmed: tuple[int, int, float], connections: int, anew: bool
+        self,
+        tables: Mapping[int, MeteredTable],
+        unconfirmed: tuple[int, int, float],
+        connections: int,
+        anew: bool,
+        budget: tuple[int, int] = (0, 0),
     ) -> dict[str, object]:
         """Make a report of the tables that changed since the last one, or of all tables if `anew`.
+
+        `budget` has the bytes that all tables take, and those that they may take (0: there is no limit).
 
         Tables that do not fit come in the next reports. To measure the sizes of many shards takes milliseconds, so each
         report measures only some of them, in turn; the other sizes are those of the last measurement.
@@ -216,6 +223,7 @@ class ServerMeter(ServerCounters):
             "connections": connections,
             "unconfirmed": [*unconfirmed[:2], round(unconfirmed[2], 6)],
             "tables": changed,
+            **({"budget": list(budget)} if budget[1] else {}),
         }
 
 

@@ -321,6 +321,8 @@ class ServerStatus(msgspec.Struct, frozen=True):
     behind: float = 0.0  # seconds since the oldest of them was sent
     rows: int = 0  # rows of the shards of which it is the primary
     bytes: int = 0  # size of all its replicas
+    taken: int = 0  # bytes that its tables take, as its budget counts them
+    budget: int = 0  # bytes that its tables may take, see the setting `dps.memory`; 0: there is no limit
     shards: int = 0  # number of shards of which it is the primary
     copies: int = 0  # number of shards of which it is a backup
     # What the server itself answered to :meth:`dps.ParameterServer.status`; None if it did not answer.
@@ -332,6 +334,11 @@ class ServerStatus(msgspec.Struct, frozen=True):
     def alive(self) -> bool:
         """Whether it serves."""
         return self.state is not ServerPhase.GONE
+
+    @property
+    def full(self) -> float:
+        """Share of its budget that its tables take; 0 without one."""
+        return self.taken / self.budget if self.budget else 0.0
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):

@@ -30,6 +30,8 @@ ABORT    clock, number of a CALL; what it has made
          on these shards counts, or is dropped
 SCAN     see `Scan` in `wire/headers.py`; with        int64[2]: least and greatest key; answer: see
          ANSWER also values                           `ScanAnswer`, keys int64[count], then values
+GONE     see `Gone` in `wire/headers.py`               nothing; answer: see `GoneAnswer`, keys
+                                                      int64[count], then int8[count]: why they went
 REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], then as PUSH
          see `CloseSums`, `RetireOrigins`; with
          RULE_ROWS values are [count, dim + slots];
@@ -98,6 +100,7 @@ SCAN = 21
 CALL = 22
 COMMIT = 23
 ABORT = 24
+GONE = 25
 ROUTE = 32
 JOIN = 33
 TICK = 34

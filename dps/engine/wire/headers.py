@@ -19,6 +19,8 @@ __all__ = [
     "CloseSums",
     "Collect",
     "DumpPiece",
+    "Gone",
+    "GoneAnswer",
     "RetireOrigins",
     "RingPiece",
     "RouteAnswer",
@@ -198,6 +200,46 @@ class ScanAnswer(NamedTuple):
     @classmethod
     def of(cls, header: Header) -> ScanAnswer:
         return cls(header.count, header.start)
+
+
+class Gone(NamedTuple):
+    """GONE: the keys of rows of a shard that went by themselves, and why. The body is empty."""
+
+    table: int
+    epoch: int
+    shard: int
+    number: int  # of the first key that is asked for: see `state/gone.py`
+    limit: int  # how many keys the answer has at most
+
+    def header(self) -> Header:
+        return Header(
+            frames.GONE,
+            table=self.table,
+            epoch=self.epoch,
+            shard=self.shard,
+            shards=1,
+            start=self.number,
+            count=self.limit,
+        )
+
+    @classmethod
+    def of(cls, header: Header) -> Gone:
+        return cls(header.table, header.epoch, header.shard, header.start, header.count)
+
+
+class GoneAnswer(NamedTuple):
+    """The answer to a GONE. The body has the keys, then why each of them went."""
+
+    keys: int
+    first: int  # number of the first of them, larger than the one asked for where the server has forgotten some
+    stop: int  # number of the next key of the shard that will go
+
+    def header(self, request: int, nbytes: int = 0) -> Header:
+        return Header(frames.OK, 0, request, count=self.keys, start=self.first, clock=self.stop, body=nbytes)
+
+    @classmethod
+    def of(cls, header: Header) -> GoneAnswer:
+        return cls(header.count, header.start, header.clock)
 
 
 class DumpPiece(NamedTuple):

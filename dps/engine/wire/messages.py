@@ -247,6 +247,12 @@ class SteppedDown(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class FullServers(msgspec.Struct, frozen=True):
+    """The answer to a BEAT, where there are any: the servers whose tables take nearly all of their ``dps.memory``."""
+
+    servers: list[int]  # their numbers
+
+
 class Suspect(msgspec.Struct, frozen=True):
     """SUSPECT: a server takes no ops of these shards, or has no replica of them."""
 

@@ -81,6 +81,7 @@ TO_SERVER: Rights = {
         frames.COMMIT: NO_FLAGS,
         frames.ABORT: NO_FLAGS,
         frames.SCAN: frozenset({0, ANSWER}),
+        frames.GONE: NO_FLAGS,
         frames.STATUS: NO_FLAGS,
     },
     SERVER: {frames.REPLICATE: PUSHES | CONTROLS | EFFECTS | COUNTED, frames.DUMP: NO_FLAGS},

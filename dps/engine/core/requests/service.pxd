@@ -26,6 +26,7 @@ cdef class Service:
     cdef Gathering _values
     cdef int64_t _limit
     cdef public int64_t requests
+    cdef public bint bounded, blocked
     cdef void *_memory[3]
     cdef size_t _sizes[3]
 
@@ -39,6 +40,7 @@ cdef class Service:
     cdef bint _make_room(
         self, TableState table, const dps_header *head, Part *part, int count, const RowsOp *op
     ) except -1
+    cdef bint _grows(self, TableState table, const Part *part, const RowsOp *op) noexcept
     cdef bint _exceeds(self, ShardState shard, const Part *part) noexcept
     cdef bint _creates(self, ShardState shard, const Part *part) noexcept
     cdef bint _is_spilled(self, Part *part, int count) except -1

@@ -8,6 +8,8 @@ from dps.engine.core.shards.counters import ServerCounters
 
 class Service:
     requests: int
+    bounded: bool
+    blocked: bool
     @property
     def left(self) -> int: ...
     def __init__(

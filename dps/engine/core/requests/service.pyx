@@ -94,6 +94,10 @@ cdef class Service:
     ----------
     requests : int
         How many requests of clients there have been, whichever way they went.
+    bounded : bool
+        The server has a budget of memory, so a push of a client that takes more is not plain.
+    blocked : bool
+        Another server has nearly used up its budget, so a push of a client that may make rows is not plain either.
     """
 
     def __cinit__(
@@ -368,11 +372,22 @@ cdef class Service:
                     return False
                 if shard.admits and head.kind == PUSH and op.rule != OP_ASSIGN and self._creates(shard, &part[n]):
                     return False
+                if self.bounded and head.kind == PUSH and self._grows(table, &part[n], op):
+                    return False
                 if not has_room(shard, part[n].b - part[n].a):
                     shard.reserve(part[n].b - part[n].a)
         except (DPSError, MemoryError):
             return False
         return True
+
+    cdef bint _grows(self, TableState table, const Part *part, const RowsOp *op) noexcept:
+        """Whether a part of a push may take memory for rows. The index has memory."""
+        cdef ShardState shard = <ShardState> part.shard
+        if shard.index is None:
+            return False
+        if self.blocked or is_summed(table.aggregated, op):
+            return self._creates(shard, part)
+        return shard.index.grows(part.b - part.a) or not has_room(shard, part.b - part.a)
 
     cdef bint _exceeds(self, ShardState shard, const Part *part) noexcept:
         """Whether a shard with a budget has no room for the new rows of a part of a push. The index has memory."""

@@ -127,7 +127,11 @@ cdef int _insert(ShardState shard, const RowsOp *op, int64_t *index) except -1:
     cdef int64_t new = op.count
     cdef bint is_large = op.count * shard.rows.shape[1] >= LARGE
     born.first = shard.index.end
-    if not has_room(shard, new):
+    if shard.thrifty:
+        with nogil:
+            new = shard.index.find_rows(op.keys, op.count, index)
+        shard.reserve_exactly(new, op.count)
+    elif not has_room(shard, new):
         # Most are of rows that there are; of a shard that spills, because those have come to memory before.
         if shard.cut is None and (op.rule == OP_ROWS or new >= MANY_KEYS or shard.spilled):
             with nogil:
@@ -135,7 +139,8 @@ cdef int _insert(ShardState shard, const RowsOp *op, int64_t *index) except -1:
         shard.reserve(new)
     if new == 0 and op.count > 0:
         with nogil:
-            shard.index.make_room(op.count)  # so that an index that grows goes on with that, as an insertion does
+            # So that an index that grows goes on with that, as an insertion does.
+            shard.index.make_room(0 if shard.thrifty else op.count)
     elif is_large:
         with nogil:
             shard.index.insert_rows(op.keys, op.count, index)

@@ -38,6 +38,8 @@ cdef class KeyIndex:
     cdef int64_t find_rows(self, const int64_t *keys, int64_t count, int64_t *rows) noexcept nogil
     cdef int insert_rows(self, const int64_t *keys, int64_t count, int64_t *rows) except -1 nogil
     cdef int make_room(self, int64_t new) except -1 nogil
+    cdef bint grows(self, int64_t new) noexcept nogil
+    cdef int64_t _larger(self, int64_t new) noexcept nogil
     cdef int64_t reusable(self) noexcept nogil
     cdef int32_t _new_row(self) noexcept nogil
     cdef int32_t _forget(self, int64_t key) noexcept nogil

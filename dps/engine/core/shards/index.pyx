@@ -224,6 +224,10 @@ cdef class KeyIndex:
         """Bytes of memory that it takes."""
         return cnp.PyArray_NBYTES(self.slots) + cnp.PyArray_NBYTES(self.old) + 4 * self._free_room
 
+    def growth(self, int64_t new) -> int:
+        """Bytes that a request with `new` keys adds at most, where the index has no room for them."""
+        return self._larger(new) * sizeof(Slot) if self.grows(new) else 0
+
     @property
     def free(self) -> int:
         """How many free rows new keys get first."""
@@ -456,13 +460,22 @@ cdef class KeyIndex:
         cdef int64_t quota = max(self._move_per_key * new, self._move_at_least)
         if self._old.capacity:
             self._advance(quota)
-        if not self._old.capacity and self.count + new > self._grow_at * self._new.capacity:
+        if not self._old.capacity and self.grows(new):
             with gil:
                 self._begin(new)
             self._advance(quota)
         if self._old.capacity and self._rows_in_old + new > full_at * self._old.capacity:
             self._advance(self._old.capacity)
         return 0
+
+    cdef bint grows(self, int64_t new) noexcept nogil:
+        """Whether a larger table is begun before `new` keys come, unless one is under way."""
+        return self.count + new > self._grow_at * self._new.capacity
+
+    cdef int64_t _larger(self, int64_t new) noexcept nogil:
+        """Slots of the table that is begun then."""
+        cdef int64_t wanted = <int64_t> (<double> (self.count + new) / (grow_at * 0.9)) + 1
+        return max(<int64_t> (self._growth * self._new.capacity), wanted)
 
     cdef int64_t reusable(self) noexcept nogil:
         """How many free rows new keys get first."""
@@ -523,8 +536,7 @@ cdef class KeyIndex:
     # -- growing
 
     cdef int _begin(self, int64_t new) except -1:
-        cdef int64_t wanted = <int64_t> (<double> (self.count + new) / (grow_at * 0.9)) + 1
-        cdef cnp.ndarray slots = _empty(max(<int64_t> (self._growth * self._new.capacity), wanted))
+        cdef cnp.ndarray slots = _empty(self._larger(new))
         self.old, self.slots = self.slots, slots
         self._new, self._old = _table(self.slots), _table(self.old)
         self.start = 0

@@ -190,6 +190,11 @@ cdef class Ledger:
     def __len__(self) -> int:
         return self._last.count
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes: those of the last op of each origin, and of kept answers."""
+        return self._last._size * (sizeof(LastOp) + sizeof(int32_t)) + self.kept_bytes
+
     def check(self, int64_t origin, int64_t attempt) -> None:
         """Raise StoppedError if the origin was retired, or the shard has seen a later attempt of it."""
         self.admit(origin, attempt)

@@ -29,7 +29,7 @@ cdef class ShardState:
     cdef public dict numbers
     cdef public int64_t record_at, most_rows, spilled, uses
     cdef public int64_t moment_at_base, base_version, ops_of_moment
-    cdef public bint admits
+    cdef public bint admits, thrifty
     cdef int64_t moment(self) noexcept
 
 

@@ -50,6 +50,7 @@ class ShardState:
     base_version: int
     ops_of_moment: int
     admits: bool
+    thrifty: bool
 
 class SumsState:
     clock: int

@@ -95,6 +95,8 @@ cdef class ShardState:
         The moment at the version `base_version`, and how many ops a moment lasts from there on.
     admits : bool
         A push makes a row that is not there only where it is admitted: see `state/admission.py`.
+    thrifty : bool
+        Ops take no memory beyond that of their new rows, because the server has little left: they count these first.
     """
 
     cdef int64_t moment(self) noexcept:

@@ -28,7 +28,15 @@ from dps.engine.dashboard.pages.style import (
     ticks,
 )
 from dps.engine.dashboard.palette import BLUE, GREEN, ORANGE, SEQUENTIAL
-from dps.engine.dashboard.text import busy_text, duration_text, hot_share_text, number_text, size_text, turnover_text
+from dps.engine.dashboard.text import (
+    budget_text,
+    busy_text,
+    duration_text,
+    hot_share_text,
+    number_text,
+    size_text,
+    turnover_text,
+)
 from dps.engine.telemetry.hot_keys import HOTTEST
 from dps.engine.telemetry.snapshot import ServerPhase, ServerStatus, Status, TableStatus, Throughput
 
@@ -94,7 +102,7 @@ class ServersPlot(Html):
             p99,
             duration_text(server.lag),
             f"{server.cpu:.2f}",
-            size_text(server.memory),
+            budget_text(server, "<span class='bad'>▲ {}</span>"),
             f"{server.unconfirmed:,}",
             duration_text(server.behind),
             number_text(server.rows),

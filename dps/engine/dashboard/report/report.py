@@ -13,6 +13,7 @@ from dps.engine.dashboard.markup import escape
 from dps.engine.dashboard.notebook import render
 from dps.engine.dashboard.palette import LINES, PART_COLOURS
 from dps.engine.dashboard.report import svg
+from dps.engine.dashboard.report.memory import memory
 from dps.engine.dashboard.report.svg import Axis, Line
 from dps.engine.dashboard.report.windows import Windows, together, windows
 from dps.engine.dashboard.text import (
@@ -27,7 +28,7 @@ from dps.engine.dashboard.text import (
 )
 from dps.engine.telemetry.findings import KIND_WEIGHTS
 from dps.engine.telemetry.run_history import RunHistory
-from dps.engine.telemetry.snapshot import PARTS, Straggler, TimeSplit
+from dps.engine.telemetry.snapshot import PARTS, Status, Straggler, TimeSplit
 
 __all__ = ["report"]
 
@@ -46,10 +47,10 @@ HEAT = ("var(--line)", "#3E6FB0", "#21908C", "#35B779", "#AADC32", "#FDE725")  #
 NO_METRICS = "No loss was logged, so the report cannot tell whether it converges: trainer.log(loss=...) does that."
 
 
-def report(history: RunHistory, versions: Mapping[str, str], held: str = "") -> str:
+def report(history: RunHistory, versions: Mapping[str, str], held: str = "", status: Status | None = None) -> str:
     """The HTML of the report, with its charts in it.
 
-    `held` is what the servers hold, as text; empty if they do not answer.
+    `held` is what the servers hold, as text, and `status` what they answered; empty and None if they do not answer.
     """
     trainers = sorted(
         windows(history.trainers, history.began),
@@ -65,6 +66,7 @@ def report(history: RunHistory, versions: Mapping[str, str], held: str = "") -> 
         *clocks(history, trainers, until),
         *learning(history, until),
         *servers(history, until),
+        *memory(status),
         *events(history),
         *settings(history, versions),
     ]

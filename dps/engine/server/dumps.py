@@ -1,6 +1,11 @@
-"""The shards that a server is learning: it takes their dumps piece by piece, between the ops of the same connection."""
+"""Dumps that a server takes: the pieces of a shard that it is to hold, in the order in which they come.
+
+The server confirms a piece after a rest, so that requests of clients keep their part of its time: see `pace.py`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import BEGIN, ROWS, Replica
@@ -12,22 +17,26 @@ from dps.engine.wire.headers import DumpPiece
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.errors import DPSError, FencedError
 
-__all__ = ["Joiners"]
+__all__ = ["Dumps"]
 
 
-class Joiners:
-    """What one server does with frames of kind DUMP.
+class Dumps:
+    """The dumps that come to server `number`; `table_of` gives the table of a frame, `directory` the place of files."""
 
-    `pace` says how long a piece is not confirmed, so that requests of clients keep their part of the server's time;
-    `directory` is where a shard may have a file of rows.
-    """
+    def __init__(
+        self,
+        endpoint: RoleEndpoint,
+        number: int,
+        directory: str | None,
+        table_of: Callable[[Header], ServerTable],
+        pace: DumpPace,
+    ):
+        self._endpoint, self._pace = endpoint, pace
+        self._number, self._directory, self._table_of = number, directory, table_of
 
-    def __init__(self, endpoint: RoleEndpoint, number: int, directory: str | None, pace: DumpPace):
-        self._endpoint, self._number, self._directory, self._pace = endpoint, number, directory, pace
-
-    def take(self, table: ServerTable, connection: RoleConnection, header: Header, body: memoryview) -> None:
+    def take(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         """A piece of a dump of a shard that this server is to hold: its beginning, rows, or its end."""
-        piece = DumpPiece.of(header)
+        table, piece = self._table_of(header), DumpPiece.of(header)
         meta, arrays = unpack_arrays(piece.text_bytes, body)
         replica, rest = table.replicas.get(piece.shard), 0.0
         if piece.content == BEGIN:
