@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from dps.engine.state.ops import Selected, TableSpec
 from dps.engine.state.partition import distinct, group
 from dps.errors import InputError, NotFiniteError
 
-__all__ = ["Effect", "Rows", "base_over"]
+__all__ = ["Effect", "Rows", "lent"]
 
 
 class Effect(NamedTuple):
@@ -35,19 +36,27 @@ class Writable:
 
     def __init__(self, rows: np.ndarray):
         self._rows = rows
-        self.array: np.ndarray | None = base_over(rows) if rows.size else rows
+        self.array: np.ndarray | None = rows
+        self._kept: Callable[[], np.ndarray | None] = lambda: None  # what is left of views, once `array` is gone
+        if rows.size:
+            self.array, self._kept = lent(rows)
 
     def take_away(self) -> np.ndarray:
         """The memory; a copy, if the function has kept a view of it."""
-        assert self.array is not None
-        array, self.array = weakref.ref(self.array), None
-        return self._rows.copy() if self._rows.size and array() is not None else self._rows
+        self.array = None
+        return self._rows.copy() if self._kept() is not None else self._rows
 
 
-def base_over(rows: np.ndarray, writable: bool = True) -> np.ndarray:
-    """An array over the same memory that is the base of all views that are made of it, which `rows` need not be."""
-    memory = memoryview(rows.view(np.uint8))  # which is a buffer whatever the dtype
-    return np.ndarray(rows.shape, rows.dtype, memory if writable else memory.toreadonly())
+def lent(rows: np.ndarray, writable: bool = True) -> tuple[np.ndarray, weakref.ref[np.ndarray]]:
+    """An array over the same memory, and a reference to what all views that are made of it keep alive.
+
+    The views of an array of numpy have its base for their base, and not the array. So the base is an array over a
+    memoryview, which has none.
+    """
+    known = rows.dtype.kind != "V"  # else a memoryview has no name for its numbers: it is bfloat16
+    memory = memoryview(rows if known else rows.view(np.uint8))
+    base = np.asarray(memory if writable else memory.toreadonly())
+    return base if known else base.view(rows.dtype), weakref.ref(base)
 
 
 class Rows:

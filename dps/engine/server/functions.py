@@ -48,7 +48,7 @@ from dps import config
 from dps.engine.core.requests.answers import OwedAnswer
 from dps.engine.core.requests.forwards import Forwards
 from dps.engine.functions.definition import Part, opened
-from dps.engine.functions.rows import Effect, base_over
+from dps.engine.functions.rows import Effect, lent
 from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.changes import Changes
 from dps.engine.server.forgetting import Forgetting
@@ -130,8 +130,8 @@ class Hold:
         for replica, keys in self.targets:
             selection = replica.shard.select(keys, call.start, call.stop)
             if selection.memory is not None and len(selection.memory):
-                rows = base_over(selection.memory, writable=False)
-                self._lent.append((replica, weakref.ref(rows)))
+                rows, kept = lent(selection.memory, writable=False)
+                self._lent.append((replica, kept))
                 selection = selection.over(rows)
             selections.append(selection)
         return selections
