@@ -144,8 +144,8 @@ def measure(report: Report, ps: dps.ParameterServer, budget: int, batches: int, 
             large.push(each, gradients(len(each)))
         filled = ps.status().tables["large"].turnover
         for number in range(ROUNDS):
-            for name, step in parties.items():
-                timed[name].run(stream(keys, batches, 2 + number), step)
+            for place, (name, step) in enumerate(parties.items()):  # with keys of its own, which no party has warmed
+                timed[name].run(stream(keys, batches, 2 + number * len(parties) + place), step)
         tell(report, timed, ps.status().tables["large"], filled, budget)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

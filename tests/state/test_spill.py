@@ -505,7 +505,7 @@ WRONG = {
     "a row comes back without leaving the file": (Spill, "bring", "self.disk.drop(missing, places)", "pass", BOTH),
     "places are those before others went": (
         Spill, "bring", "places = self.disk.find(missing)  #", "places = places[places >= 0]  #", churn),
-    "a row goes without its state": (Spill, "_let_go", "shard.rows[index]", "shard.rows[index] * 1.01", BOTH),
+    "a row goes without its state": (Spill, "_let_go", "self.disk.put(keys, rows)", "self.disk.put(keys, rows * 1.01)", BOTH),
     "a row in the file is forgotten where it is pulled": (
         KeyedShard, "_pull", "index[self.spill.peek(keys, index, out)] = 0", "pass", BOTH),
     "a deletion leaves the row in the file": (KeyedShard, "_delete_spilled", "spill.forget(keys)", "pass", BOTH),
@@ -522,6 +522,8 @@ WRONG = {
     "a dump gives what the file had": (Reader, "renew", "self._disk.in_use & ~grown", "np.zeros_like(grown)", BOTH),
     "shrinking loses rows": (Shrinking, "_move", "shard.rows[to] = shard.rows[rows]", "pass", BOTH),
     "shrinking counts wrong": (Shrinking, "_cut", "shard.vacancies -= shard.end - end", "pass", BOTH),
+    "rows are cut off that a key has": (
+        Shrinking, "turn", "if shard.vacant[self._end : shard.end].all():", "if True:", BOTH),
     "free rows lie behind the end, too": (Shrinking, "turn", "free = shard.index.free_below(self._end)",
                                      "free = shard.index.free", BOTH),
     "a scan passes over the file": (scan_module, "_window", "or shard.spill is None", "or True", BOTH),

@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dps.engine.core.blocks import empty
 from dps.engine.core.shards.index import KeyIndex
 from dps.engine.core.shards.segments import entry_bytes, leave_space, mark, pack, read
 from dps.errors import SpillError
@@ -125,14 +126,14 @@ class DiskRows:
         SpillError
             The file cannot be read, or an entry is not what was written.
         """
-        rows = np.empty((len(keys), self.width), self.dtype)
+        rows = empty((len(keys), self.width), self.dtype)
         order = np.argsort(places)
         self._read(places[order], order, keys, True, rows)
         return rows
 
     def entries(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys and rows of the entries at these places, which ascend."""
-        keys, rows = np.empty(len(places), np.int64), np.empty((len(places), self.width), self.dtype)
+        keys, rows = np.empty(len(places), np.int64), empty((len(places), self.width), self.dtype)
         self._read(places, np.arange(len(places)), keys, False, rows)
         return keys, rows
 

@@ -11,7 +11,9 @@ import logging
 
 import numpy as np
 
+from dps.engine.core.blocks import empty
 from dps.engine.core.shards.records import take_pulled
+from dps.engine.core.shards.rows import gather
 from dps.engine.core.shards.scanning import list_window
 from dps.engine.state.deletion import free_vacant, vacate
 from dps.engine.state.disk_rows import DiskRows, Reader
@@ -231,7 +233,9 @@ class Spill:
         index = np.empty(len(keys), np.int64)
         shard.index.find(keys, index)
         shard.reserve_deletion(len(keys))
-        self.disk.put(keys, shard.rows[index])
+        rows = empty((len(keys), shard.width), shard.rows.dtype)
+        gather(shard.rows, index, rows)
+        self.disk.put(keys, rows)
         shard.reset_rows(keys, index)
         vacate(shard, keys)
         free_vacant(shard, len(keys))

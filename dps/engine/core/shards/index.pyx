@@ -314,6 +314,18 @@ cdef class KeyIndex:
         self._free_count = left
         return left
 
+    def set_free(self, cnp.ndarray rows not None) -> None:
+        """Let these rows below `end`, which no key has, be all that are free."""
+        cdef const int64_t *row = int64s(rows)
+        cdef int64_t count = cnp.PyArray_SIZE(rows), i
+        if count > self.end - self.count or not dps_all_inside(row, count, self.end):
+            raise ValueError(f"{count} free rows of {self.end}, and {self.count} keys")
+        self._free_count = 0
+        self._make_free(count)
+        for i in range(count):
+            self._free[i] = <int32_t> (row[i] + 1)
+        self._free_count = count
+
     def move(self, cnp.ndarray keys not None) -> np.ndarray:
         """Give these keys, distinct ones that it has, free rows in place of theirs, which are not free then."""
         cdef const int64_t *key = int64s(keys)
