@@ -154,12 +154,18 @@ def test_an_index_of_numbers_that_its_caller_chooses():
         index.put(np.array([3]), np.array([3]))
 
 
+def find(index: KeyIndex, keys: np.ndarray) -> list[int]:
+    rows = np.empty(len(keys), np.int64)
+    index.find(keys, rows)
+    return rows[rows >= 0].tolist()
+
+
 def test_rows_move_to_free_numbers_and_the_index_ends_earlier():
     index, rows = KeyIndex(), np.empty(100, np.int64)
     keys = np.arange(100)
     index.insert(keys, rows)
     index.remove(keys[10:60])
-    assert index.free_below(60) == 50
+    assert index.prefer_below(60) == 50
     behind = keys[60:]
     to = index.move(behind)
     assert sorted(to.tolist()) == sorted(set(to.tolist()))
@@ -170,7 +176,7 @@ def test_rows_move_to_free_numbers_and_the_index_ends_earlier():
     assert (index.end, len(index), index.free) == (60, 50, 10)
     with pytest.raises(ValueError, match="an end at 50"):
         index.end_at(50)
-    with pytest.raises(ValueError, match="50 keys, and 10 free rows"):
-        index.move(np.arange(50))
-    with pytest.raises(ValueError, match="no row"):
-        index.move(np.array([12345]))
+    assert sorted(index.free_rows.tolist() + find(index, keys)) == list(range(60))
+    for wrong in (np.arange(50), np.array([12345])):
+        with pytest.raises(ValueError, match="10 free rows"):
+            index.move(wrong)

@@ -213,13 +213,13 @@ def spied(servers: Servers, kind: int) -> list[Header]:
 def test_a_large_push_with_backups_goes_the_general_way() -> None:
     """It lends the memory of its body, where the compiled step would copy it."""
     with Servers(2) as servers:
-        servers.table(TableSpec("copies", rows=20_000, dim=8, shards=2, copies=2), [0, 0])
+        servers.table(TableSpec("copies", rows=40_000, dim=8, shards=2, copies=2), [0, 0])
         seen = spied(servers, frames.PUSH)
         with servers.client() as client:
-            for count in (10, 10, 20_000, 20_000):
+            for count in (10, 10, 40_000, 40_000):
                 client.push("copies", slice(0, count), 1.0)
             assert (client.pull("copies", slice(0, 20)) == np.repeat([4.0, 2.0], 10)[:, None]).all()
-        assert [header.count for header in seen] == [10, 20_000, 20_000], "the first op of an origin, and large ones"
+        assert [header.count for header in seen] == [10, 40_000, 40_000], "the first op of an origin, and large ones"
         assert servers.differences() == []
 
 

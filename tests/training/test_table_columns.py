@@ -161,7 +161,11 @@ def test_checkpoints_moves_and_lost_servers(ps, tmp_path) -> None:
         ({"columns": {}}, InputError, "one or more"),
         ({"columns": {"a b": dps.Column()}}, InputError, "is an identifier"),
         ({"columns": {"v": 8}}, InputTypeError, r"column 'v' is a dps\.Column"),
-        ({"dtype": "int64"}, InputError, r"w=FTRL, v=Adagrad\) works on float32, float64, not int64"),
+        (
+            {"dtype": "int64"},
+            InputError,
+            r"w=FTRL, v=Adagrad\) works on float32, .*, not int64",
+        ),
     ],
 )
 def test_tables_that_cannot_be(ps, options, error: type, words: str) -> None:

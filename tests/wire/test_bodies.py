@@ -15,6 +15,7 @@ from dps.engine.wire.messages import (
     DescribedServer,
     DescribedTable,
     Description,
+    FullServers,
     FunctionCall,
     Join,
     Joined,
@@ -55,6 +56,7 @@ MESSAGES = [
     Suspect(1, [("w", 0), ("v", 7)], 'has "confirmed" nothing', 9),
     Suspect(0, [], "", 0),
     ServerFailed(3, "MemoryError: 9 bytes"),
+    FullServers([0, 7]),
     ShardPlace([1, 0], None, [3, 4], False),
     Placement(
         7, {0: ("here", 1), 12: ("::1", 9)}, {3: [ShardPlace([0], 12, [1, 7], True), ShardPlace([], None, [], False)]}

@@ -26,28 +26,31 @@ class Shrinking:
         self._hand = Hand()
         self._end = 0  # rows that there will be; 0: no shrinking is under way
 
-    def turn(self) -> None:
-        """Go on with it, or begin, where that is due."""
+    def turn(self) -> bool:
+        """Go on with it, or begin, where that is due; whether there is more to do."""
         shard = self._shard
         wanted = max(shard.most_rows, shard.resident)
         excess = len(shard.rows) - wanted > len(shard.rows) // SLACK
-        if shard.vacant is None or shard.deleted or not (excess or self._end):
-            return
+        if shard.deleted or not (excess or self._end):
+            return False
         if shard.end <= wanted:
-            self._free_all(shard.end)
+            self._end = 0
             if excess:
                 self._resize(wanted)
-            return
+            return False
+        if shard.vacant is None:
+            return False
         if wanted > self._end or self._end - wanted > self._end // SLACK:  # it begins, or the end is another one
-            self._free_all(wanted)
             self._end = wanted
-        free = shard.index.free_below(self._end)
+        free = shard.index.prefer_below(self._end)
         keys, rows, _ = self._hand.piece(shard, TURN_SLOTS)
         behind = np.flatnonzero(rows >= self._end)[:free]
         if len(behind):
             self._move(keys[behind], rows[behind])
+            shard.index.prefer_below(self._end)
         if shard.vacant[self._end : shard.end].all():
             self._cut()
+        return self._end > 0
 
     def _move(self, keys: np.ndarray, rows: np.ndarray) -> None:
         shard = self._shard
@@ -62,14 +65,8 @@ class Shrinking:
     def _cut(self) -> None:
         shard, end = self._shard, self._end
         shard.vacancies -= shard.end - end
-        self._free_all(end)
         shard.index.end_at(end)
         self._resize(end)
-
-    def _free_all(self, end: int) -> None:
-        """Let all rows below `end` be free that no key has, also those that were not meant to be any more."""
-        assert self._shard.vacant is not None
-        self._shard.index.set_free(np.flatnonzero(self._shard.vacant[:end]))
         self._end = 0
 
     def _resize(self, end: int) -> None:

@@ -33,6 +33,7 @@ AT_ONCE = 1 << 14  # rows that go for an op, beside those for which it needs roo
 LEAST_SHARE = 8  # of the budget's rows that fit in memory at first, one of so many always does
 SEGMENTS = 16  # of a file, that together are as large as the budget of the shard
 LEAST_SEGMENT_BYTES, SEGMENT_BYTES = 1 << 12, 1 << 24
+MOST_TURNS = 1 << 12  # of shrinking for rows that are put into the file from elsewhere
 CHANCES = 4  # times that rows are looked for that were not pulled since they were found to be cold
 
 
@@ -149,6 +150,9 @@ class Spill:
         self.disk.put(keys, rows)
         self._count()
         self._make_room(0, keys, strict=False)
+        for _ in range(MOST_TURNS):  # nothing waits for a shard that is restored, or that joins
+            if self._shard.pins or not self._shrinking.turn():
+                break
 
     def forget(self, keys: np.ndarray) -> None:
         """The rows of these keys are none of the shard's any more, as far as they are in the file."""

@@ -35,7 +35,7 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 from dps.engine.core.arrays cimport int64s, memory, uint8s, writeable_int64s
 from dps.engine.core.bounds cimport dps_all_inside
@@ -304,54 +304,40 @@ cdef class KeyIndex:
                 slot.key, slot.row = key[i], <int32_t> (number[i] + 1)
             self._rows_in_old += count
 
-    def free_below(self, int64_t end) -> int:
-        """Let the free rows from `end` on be none that new keys get; how many free rows are left."""
-        cdef int64_t i, left = 0
+    def prefer_below(self, int64_t end) -> int:
+        """Let new keys get free rows below `end` before all others; how many of these there are."""
+        cdef int64_t i, others = 0
         for i in range(self._free_count):
-            if self._free[i] <= end:
-                self._free[left] = self._free[i]
-                left += 1
-        self._free_count = left
-        return left
-
-    def set_free(self, cnp.ndarray rows not None) -> None:
-        """Let these rows below `end`, which no key has, be all that are free."""
-        cdef const int64_t *row = int64s(rows)
-        cdef int64_t count = cnp.PyArray_SIZE(rows), i
-        if count > self.end - self.count or not dps_all_inside(row, count, self.end):
-            raise ValueError(f"{count} free rows of {self.end}, and {self.count} keys")
-        self._free_count = 0
-        self._make_free(count)
-        for i in range(count):
-            self._free[i] = <int32_t> (row[i] + 1)
-        self._free_count = count
+            if self._free[i] > end:
+                self._free[i], self._free[others] = self._free[others], self._free[i]
+                others += 1
+        return self._free_count - others
 
     def move(self, cnp.ndarray keys not None) -> np.ndarray:
-        """Give these keys, distinct ones that it has, free rows in place of theirs, which are not free then."""
+        """Give these keys, distinct ones that it has, the free rows that new keys would get; theirs are free then."""
         cdef const int64_t *key = int64s(keys)
         cdef int64_t count = cnp.PyArray_SIZE(keys), i
         cdef cnp.ndarray rows = np.empty(count, np.int64)
-        cdef int64_t *row = writeable_int64s(rows)
-        cdef int32_t to
-        if count > self._free_count:
-            raise ValueError(f"{count} keys, and {self._free_count} free rows")
-        self.find(keys, rows)
-        if count and rows.min() < 0:
-            raise ValueError("a key that has no row")
+        cdef int32_t *free
+        cdef Slot *slot
+        if self.find(keys, rows) or count > self._free_count:
+            raise ValueError(f"{count} keys, {self._free_count} free rows, and each key needs to have a row")
         if self._old.capacity:
             self._advance(self._old.capacity)
         for i in range(count):
-            self._free_count -= 1
-            to = self._free[self._free_count]
-            _probe(self._new, key[i], dps_home(key[i], self.bits, self._new.capacity)).row = to
-            row[i] = <int64_t> to - 1
+            slot = _probe(self._new, key[i], dps_home(key[i], self.bits, self._new.capacity))
+            free = self._free + self._free_count - 1 - i
+            slot.row, free[0] = free[0], slot.row
+            (<int64_t *> cnp.PyArray_DATA(rows))[i] = <int64_t> slot.row - 1
         return rows
 
     def end_at(self, int64_t end) -> None:
-        """Have no rows from `end` on, where no key and no free row is."""
-        if not self.count + self._free_count == end <= self.end:
-            raise ValueError(f"{self.count} keys and {self._free_count} free rows of {self.end}, and an end at {end}")
-        self.end = end
+        """Have no rows from `end` on, where no key is."""
+        cdef int64_t below = self.prefer_below(end)
+        if not self.count + below == end <= self.end:
+            raise ValueError(f"{self.count} keys and {below} free rows of {self.end}, and an end at {end}")
+        memmove(self._free, self._free + self._free_count - below, below * sizeof(int32_t))
+        self.end, self._free_count = end, below
 
     def drop(self, cnp.ndarray keys not None) -> int:
         """Forget these keys, in an index whose numbers the caller chooses; how many of them it held."""
