@@ -572,7 +572,7 @@ WRONG_STEP = {  # of the compiled step, and where to look first
     "it answers for other servers' shards": ("not replica.takes_requests()", "False", [34]),
     "it passes no ops on": ("self.forwards = True", "pass", [21, 24, 25]),
     "it sums nothing": (
-        *("        if is_summed(table.aggregated, op):\n            sum_rows", "        if False:\n            sum_rows"),
+        *("if is_summed(table.aggregated, op):\n            sum_rows", "if False:\n            sum_rows"),
         [2, 4, 7],
     ),
     "it does not pass on what memory has acknowledged": (
