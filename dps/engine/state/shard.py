@@ -884,23 +884,20 @@ class KeyedShard(Shard):
         Rows for which the budget has no room in memory go to the file, unless the shard is pinned.
         """
         if self.spill is not None and not self.pins and self.resident + len(keys) > self.most_rows:
-            self.load_spilled(keys, rows)
+            self._load_beyond(self.spill, keys, rows)
             return
         if self.spilled and self.spill is not None:
             self.spill.forget(keys)
         self.put_in_memory(keys, rows)
 
-    def load_spilled(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Replace whole rows that are in a file where they come from: those that are in memory here, stay there."""
-        assert self.spill is not None
-        there = self._is_resident(keys)
-        self.put_in_memory(keys[there], rows[there])
-        self.spill.put(keys[~there], rows[~there])
-
-    def _is_resident(self, keys: np.ndarray) -> np.ndarray:
+    def _load_beyond(self, spill: SpilledRows, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Replace whole rows for which memory has no room: those that are in memory stay there, the others are put into
+        the file."""
         index = self._rows_of(len(keys))
         self.index.find(keys, index)
-        return index >= 0
+        there = index >= 0
+        self.put_in_memory(keys[there], rows[there])
+        spill.put(keys[~there], rows[~there])
 
     def put_in_memory(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Let whole rows be in memory. A cut that is not complete has those that come from the file, too."""
