@@ -109,8 +109,9 @@ class DeletingTable(ExpectedTable):
         return {}
 
     def certify(self, keys: np.ndarray, rows: np.ndarray, certificate: Any, origins: dict[int, int]) -> None:
+        shard_of = self.shards_of(certificate.table_shards)
         for key, row in zip(keys, rows, strict=True):
-            last = certificate.shards[self.shard[int(key)]]
+            last = certificate.shards[shard_of[int(key)]]
             least, most = [0] * len(self.seqs), list(self.issued)
             for author, origin in origins.items():
                 least[author] = most[author] = self.up_to(author, last.get(origin, (-1, -1)))

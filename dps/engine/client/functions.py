@@ -97,6 +97,18 @@ class Running:
     sent: list[SentRun] = dataclasses.field(default_factory=list)  # requests on their way, before answers are taken
     error: DPSError | None = None  # the error that ended the call
 
+    def reshard(self, route: TableRoute) -> None:
+        """Go on where the table is cut into more shards by now. A result that is here stands for all parts of its
+        shard, in the place of the first one."""
+        spec, named = route.spec, self.named
+        times = spec.shards // self.route.spec.shards
+        keyed_range = None if spec.rows is None else slice(named.start, named.stop)
+        self.named = cut(spec, keyed_range if named.keys is None else named.keys)
+        here = {n * times for n in named.shards if n not in self.asked}
+        self.values = {n * times: value for n, value in self.values.items() if n not in self.asked}
+        self.asked = {n for n in self.named.shards if n // times in self.asked}
+        self.named.shards = sorted(self.asked | here)
+
 
 class SentFunction(SentCall):
     """A call of a function that reads, on its way."""
@@ -242,7 +254,7 @@ class FunctionCaller:
                     raise
                 whole = self._encoded(running.function, arguments, ())
                 running.message, running.shortened = msgspec.structs.replace(running.message, arguments=whole), False
-            except (BusyError, *RETRIED) as error:
+            except (BusyError, UnknownTableError, *RETRIED) as error:
                 self._abort(running)
                 if isinstance(error, DataLostError) or session.now() > deadline:
                     raise
@@ -251,7 +263,7 @@ class FunctionCaller:
                 )  # so that two are not in step
                 pause = min(2 * pause, BACK_OFF_SECONDS[1])
                 session.recover(deadline)
-                self._reroute(running)
+                self._reroute(running, error)
             except BaseException:
                 self._abort(running)
                 raise
@@ -322,11 +334,15 @@ class FunctionCaller:
             with contextlib.suppress(DPSError):
                 request.result(self._session.now() + GRACE_SECONDS)
 
-    def _reroute(self, running: Running) -> None:
+    def _reroute(self, running: Running, error: DPSError) -> None:
         spec = running.route.spec
         route = self._session.route(spec.name)
-        if route.spec.id != spec.id:
+        if spec.id in route.ancestors:
+            running.reshard(route)
+        elif route.spec.id != spec.id:
             raise UnknownTableError(f"table {spec.name!r} was replaced while a function ran on it; call it again")
+        elif isinstance(error, UnknownTableError):
+            raise error
         running.route = route
 
     @staticmethod

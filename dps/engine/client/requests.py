@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -42,8 +42,9 @@ MOST_BYTES, MOST_PULLED_KEYS, MOST_PUSHED_KEYS, MOST_DELETED_KEYS = 1 << 24, 1 <
 class TableRoute:
     """A table as a client sees it: its spec, and which server holds which run of neighbouring shards."""
 
-    def __init__(self, spec: TableSpec, owners: list[int]):
+    def __init__(self, spec: TableSpec, owners: list[int], ancestors: Iterable[int] = ()):
         self.spec = spec
+        self.ancestors = frozenset(ancestors)  # the numbers that it had before it was split
         cuts = [0, *(n for n in range(1, len(owners)) if owners[n] != owners[n - 1]), len(owners)]
         self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
         kind, bits = np.dtype(spec.dtype).num, 0 if spec.rows else shard_bits(spec.shards)
@@ -53,6 +54,10 @@ class TableRoute:
             for dim in (spec.dim, spec.dim + 1)  # the rows of the table; and those with a column more: BORN
         )
         self.terms: TableTerms | None = None  # once a call was made
+
+    def form_of(self, dim: int) -> Form:
+        """The form of rows with so many columns."""
+        return self.form if dim == self.spec.dim else self.wide_form
 
 
 class TableTerms:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from dps.engine.client.byte_rows import bytes_of
 from dps.engine.client.inputs import KeyRange, row_shape
 from dps.engine.client.requests import MOST_BYTES, MOST_PULLED_KEYS
 from dps.engine.client.session import RETRIED, ClientSession
-from dps.engine.client.shard_requests import answered, keyed_spec, sent_to_shard
+from dps.engine.client.shard_requests import ReshardedError, answered, keyed_spec, sent_to_shard
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.core.blocks import empty
 from dps.engine.core.ordering import sort_keys
@@ -98,6 +98,29 @@ class Asked(NamedTuple):
     request: Request | None
 
 
+def parts_of(waiting: Iterable[Asked], old: TableSpec, spec: TableSpec) -> collections.deque[Asked]:
+    """What is to be asked for in place of `waiting`, where the table is cut into more shards by now.
+
+    The first bits of a rank say which part of a shard comes next, because ranks are hashes without the bits that name
+    the shard. Where a partition places the keys, ranks are whole hashes.
+
+    >>> old, spec = TableSpec("w", shards=2), TableSpec("w", shards=4)
+    >>> [(each.shard, each.rank) for each in parts_of([Asked(1, 1 << 62, None)], old, spec)]
+    [(3, 0)]
+    """
+    times, parts = spec.shards // old.shards, collections.deque[Asked]()
+    bits = times.bit_length() - 1
+    for shard, rank, _ in waiting:
+        place = rank - BEGIN
+        for n in range(times):
+            if rank == BEGIN or spec.cells is not None:
+                parts.append(Asked(shard * times + n, rank, None))
+            elif n >= place >> (64 - bits):
+                first = (place << bits) % (1 << 64) if n == place >> (64 - bits) else 0
+                parts.append(Asked(shard * times + n, BEGIN + first, None))
+    return parts
+
+
 class SentScan(SentCall):
     """A scan on its way: the pieces that are still to come, one of each shard, and those that are here."""
 
@@ -120,16 +143,23 @@ class Scans:
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
-        for number in scan.shards if shard is None else [shard]:
-            asked: Asked | None = Asked(number, BEGIN, None)
-            while asked is not None:
-                with session.lock:
-                    session.meter.begin(session.now())
+        waiting = collections.deque(Asked(n, BEGIN, None) for n in (scan.shards if shard is None else [shard]))
+        while waiting:
+            asked = waiting.popleft()
+            with session.lock:
+                session.meter.begin(session.now())
+                try:
                     (keys, _), rank = self._piece(scan, asked, None)
+                except ReshardedError as told:
+                    waiting = parts_of((asked, *waiting), scan.spec, told.spec)
+                    scan = scan._replace(spec=told.spec)
+                    continue
+                finally:
                     session.meter.lap("pull", session.now())
-                asked = None if rank == BEGIN else Asked(number, rank, None)
-                if len(keys):
-                    yield keys
+            if rank != BEGIN:
+                waiting.appendleft(Asked(asked.shard, rank, None))
+            if len(keys):
+                yield keys
 
     def send_keys(self, table: str, shard: int | None) -> Pending[list[np.ndarray]]:
         """Ask all shards of a table, or one of them, for their keys."""
@@ -152,17 +182,22 @@ class Scans:
 
     def result(self, call: SentCall, timeout: float | None) -> None:
         assert isinstance(call, SentScan)
-        session, waiting = self._session, call.waiting
+        session = self._session
         until = None if timeout is None else session.now() + timeout
         with session.lock:
             session.meter.begin(session.now())
             try:
-                while waiting:
-                    asked = waiting[0]
-                    piece, rank = self._piece(call.scan, asked, until)
-                    waiting.popleft()
+                while call.waiting:
+                    asked = call.waiting[0]
+                    try:
+                        piece, rank = self._piece(call.scan, asked, until)
+                    except ReshardedError as told:
+                        call.waiting = parts_of(call.waiting, call.scan.spec, told.spec)
+                        call.scan = call.scan._replace(spec=told.spec)
+                        continue
+                    call.waiting.popleft()
                     if rank != BEGIN:
-                        waiting.append(self._ask(call.scan, asked.shard, rank))
+                        call.waiting.append(self._ask(call.scan, asked.shard, rank))
                     call.found.append(piece)
             finally:
                 session.meter.lap(call.verb, session.now())
@@ -175,7 +210,7 @@ class Scans:
     def _ask(self, scan: RangeScan, shard: int, rank: int) -> Asked:
         try:
             return Asked(shard, rank, self._sent(scan, shard, rank))
-        except RETRIED:
+        except (ReshardedError, *RETRIED):
             return Asked(shard, rank, None)
 
     def _sent(self, scan: RangeScan, shard: int, rank: int) -> Request:

@@ -13,8 +13,8 @@ does not serve the shard closes the connection, so that later requests on their 
 keeps the caller waiting, the session asks the controller about it now and then: when another server has taken its
 place, the session gives the connection up.
 
-A table that was restored has another number. A server refuses a call for the old number, and the session sends the call
-again with the new one.
+A table that was restored, or cut into other shards, has another number. A server refuses a call for the old number, and
+the session sends the call again with the new one, its keys divided anew.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
 DOUBT_SECONDS = 0.5  # that a server may keep a caller waiting before the session asks the controller about it
 MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
+
+
+def same_rows(one: TableSpec, other: TableSpec) -> bool:
+    """Whether two tables differ at most in their numbers, copies and shards."""
+    return dataclasses.replace(one, id=other.id, copies=other.copies, shards=other.shards) == other
 
 
 def proceed() -> None:
@@ -296,8 +301,8 @@ class ClientSession:
                         self.meter.held = 0.0  # the caller was blocked for all of it
                     limit = max(deadline, self.now() + GRACE_SECONDS)
                     dropped = [r.error for r in pending.requests if isinstance(r.error, UnknownTableError)]
-                    if dropped:
-                        raise dropped[0] from None
+                    if dropped and dropped[0] is error:  # else the route may be older than the answer
+                        raise error from None
         except DPSError:
             raise
         except BaseException:  # Ctrl-C: what was on its way may or may not have arrived, and is not sent again
@@ -348,12 +353,13 @@ class ClientSession:
         return isinstance(request.error, RETRIED) and not isinstance(request.error, DataLostError)
 
     def _heir(self, table: int) -> TableRoute | None:
-        """The route of a table; where another of its name and kind has taken its place (restored, say), of that."""
+        """The route of a table; where another of its name and kind has taken its place (restored, or cut into more
+        shards), of that."""
         if table in self._by_id or table not in self._used:
             return self._by_id.get(table)
         spec = self._used[table]
         heir = self._tables.get(spec.name)
-        alike = heir is not None and dataclasses.replace(heir.spec, id=table, copies=spec.copies) == spec
+        alike = heir is not None and same_rows(heir.spec, spec)
         return heir if alike else None
 
     def _await_all(self, deadline: float) -> None:
@@ -381,7 +387,7 @@ class ClientSession:
                     requests.append(request)
                     continue
                 self._used[route.spec.id] = route.spec  # it may have an heir in its turn
-                fresh = [self.dispatch(route, each) for each in part.again(route.form)]
+                fresh = [self.dispatch(route, each) for each in part.again(route.form_of(part.dim))]
                 requests += fresh
                 self.meter.resent += len(fresh)
                 if any(map(self._retried, fresh)):
@@ -430,7 +436,7 @@ class ClientSession:
             self.own.id = RouteAnswer.of(answer.header).origin
         known = decode(Route, answer.body)
         self.epoch, self.remedy, self._servers = known.epoch, known.remedy, known.servers
-        routes = [TableRoute(TableSpec.from_dict(table.spec), table.owners) for table in known.tables]
+        routes = [TableRoute(TableSpec.from_dict(t.spec), t.owners, t.ancestors) for t in known.tables]
         self.know(routes)
 
     def know(self, routes: list[TableRoute]) -> None:

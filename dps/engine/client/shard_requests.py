@@ -13,9 +13,17 @@ from dps.engine.wire.channel import Request
 from dps.engine.wire.frames import Header
 from dps.errors import DataLostError, InputError, UnknownTableError
 
-__all__ = ["answered", "keyed_spec", "sent_to_shard"]
+__all__ = ["ReshardedError", "answered", "keyed_spec", "sent_to_shard"]
 
 Body = bytes | bytearray | memoryview
+
+
+class ReshardedError(Exception):
+    """The table is cut into more shards by now, as `spec` says: ask these."""
+
+    def __init__(self, spec: TableSpec):
+        super().__init__(f"table {spec.name!r} was split into {spec.shards} shards")
+        self.spec = spec
 
 
 def sent_to_shard(
@@ -23,6 +31,8 @@ def sent_to_shard(
 ) -> Request:
     """Ask the primary of a shard. The header is made when the route is known, because it has the route's epoch."""
     route = session.route(spec.name)
+    if spec.id in route.ancestors:
+        raise ReshardedError(route.spec)
     if route.spec.id != spec.id:
         raise UnknownTableError(f"table {spec.name!r} was replaced while its rows were read; begin again")
     server = next((server for server, first, end in route.runs if first <= shard < end), None)
@@ -37,7 +47,7 @@ def answered(
     session: ClientSession, sent: Request | None, send: Callable[[], Request], until: float | None = None
 ) -> tuple[Header, Body]:
     """The answer to a request; to another one, which `send` makes, where there is none or the shard has moved."""
-    deadline = session.now() + session.patience if until is None else until
+    deadline, renewed = session.now() + session.patience if until is None else until, False
     while True:
         try:
             if sent is None:
@@ -50,6 +60,11 @@ def answered(
                 raise
             session.sleep(BACK_OFF_SECONDS[1])
             session.recover(deadline)
+        except UnknownTableError:
+            if renewed:
+                raise
+            sent, renewed = None, True
+            session.forget_routes()
 
 
 def keyed_spec(session: ClientSession, table: str) -> TableSpec:

@@ -59,6 +59,8 @@ class Certificate:
     ----------
     shards : dict
         Shard -> origin -> (clock, number).
+    table_shards : int
+        How many shards the table had then, because it may be split.
 
     Examples
     --------
@@ -68,6 +70,7 @@ class Certificate:
     """
 
     shards: dict[int, dict[int, tuple[int, int]]]
+    table_shards: int = 0
 
     def contains(self, origin: int, clock: int, number: int = 0, shard: int | None = None) -> bool:
         """Whether the values contain that op: in one shard, or in all that the pull touched."""
@@ -78,11 +81,13 @@ class Certificate:
     def read(cls, requests: list[Request]) -> Certificate:
         """From the answers to a certified pull, whose values are put where they belong."""
         shards: dict[int, dict[int, tuple[int, int]]] = {}
+        most = max((request.call_part.table_shards for request in requests), default=0)
         for request in requests:
-            rows = request.call_part.fill(request.body)
+            rows, times = request.call_part.fill(request.body), most // request.call_part.table_shards
             for shard, ops in decode_json(bytes(request.body[rows:])).items():
-                shards[int(shard)] = {origin: (clock, number) for origin, clock, number in ops}
-        return cls(shards)
+                last = {origin: (clock, number) for origin, clock, number in ops}
+                shards |= dict.fromkeys(range(int(shard) * times, (int(shard) + 1) * times), last)
+        return cls(shards, most)
 
 
 class Sender(Protocol):

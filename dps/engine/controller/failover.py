@@ -31,7 +31,7 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from dps import config
@@ -69,7 +69,7 @@ from dps.engine.wire.messages import (
     encode,
 )
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
-from dps.errors import InputError, ProtocolError, ServerGoneError, TooFewWorkersError
+from dps.errors import DataLostError, InputError, MovedError, ProtocolError, ServerGoneError, TooFewWorkersError
 
 if TYPE_CHECKING:
     from dps.engine.state.recipes import Description
@@ -84,6 +84,7 @@ UNFIT_SECONDS = 1.0  # for which a server that was out of step joins no chain
 BACK_OFF_FACTOR = 3.0
 MAX_MOVES = 4  # shards that move at a time
 MAX_EVENTS = 256  # that are remembered
+MAX_ANCESTORS = 16  # of a table that was split
 FULL_SHARE = 0.95  # of a server's dps.memory, beyond which primaries of its copies make no rows
 
 
@@ -126,6 +127,14 @@ class ServerRecord:
         return ServerPhase.LEAVING if self.leaving else ServerPhase.UP
 
 
+class Freeze:
+    """A table whose primaries have been asked to step down, since an epoch and until a time."""
+
+    def __init__(self, since: int, until: float, seconds: float):
+        self.since, self.until, self.seconds = since, until, seconds
+        self.resting: set[int] = set()  # shards whose copies have everything
+
+
 class Membership:
     """The servers of one parameter server: see the module's docstring.
 
@@ -155,6 +164,7 @@ class Membership:
         self.specs: dict[str, Description] = {}
         self.functions: dict[str, bytes] = {}  # functions of users, by their numbers; all ready servers have them
         self.places: dict[str, list[Place]] = {}
+        self.ancestors: dict[str, list[int]] = {}  # of a table that was split: the numbers that it had before
         self.epoch = 0
         self.failures = 0  # servers that were lost or fell silent so far
         self.remedy = "there is no checkpoint to restore it from"  # for a shard whose last replica is lost
@@ -167,6 +177,7 @@ class Membership:
         self._handovers: dict[tuple[str, int], tuple[PlacementStep, int, float]] = {}
         # (table, shard) -> a primary that could not hand over, and until when it is not asked again
         self._backing_off: dict[tuple[str, int], tuple[int, float]] = {}
+        self._freezes: dict[str, Freeze] = {}  # of tables that are frozen
         self._awaited: set[int] = set()  # doubted servers whose heartbeat is to decide whether a silent one leaves
         self._next = 0
         self._last_state: tuple | None = None  # at the last tick: the epoch, and the servers by state
@@ -221,15 +232,81 @@ class Membership:
         for spec, places in made:
             self.specs[spec["name"]] = spec
             self.places[spec["name"]] = places
+            self.ancestors.pop(spec["name"], None)
         self._publish()
 
     def drop_table(self, name: str) -> Description | None:
         self.places.pop(name, None)
-        self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
-        self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}
+        self.ancestors.pop(name, None)
+        self._forget_steps(name)
         spec = self.specs.pop(name, None)
         self._publish()
         return spec
+
+    # -- tables that are split
+
+    def freeze(self, name: str, seconds: float) -> None:
+        """Have all primaries of a table step down, for so many seconds at most: then its replicas do not change."""
+        now, epoch = self.endpoint.now(), self.epoch + 1
+        gone = [n for n, p in enumerate(self.places[name]) if not p.chain]
+        if gone:
+            raise DataLostError(f"table {name!r}: the last copy of {_list_shards(gone)} is gone; {self.remedy}")
+        self._freezes[name] = Freeze(epoch, now + seconds, seconds)
+        for shard, p in enumerate(self.places[name]):
+            alone = p if p.joiner is None else rechained(p, p.chain, None, epoch)
+            self._handovers.pop((name, shard), None)
+            self._set_place(name, shard, alone._replace(stepping_down=True))
+        self._publish()
+
+    def rests(self, name: str) -> bool:
+        """Whether all replicas of a frozen table are equal, and none changes; MovedError if the freeze is broken."""
+        freeze = self._freezes.get(name)
+        if freeze is None or not all(p.stepping_down for p in self.places[name]):
+            raise MovedError(f"servers of table {name!r} have failed, or its time was over, while it was frozen")
+        return len(freeze.resting) == len(self.places[name])
+
+    def holders(self, name: str) -> dict[int, list[int]]:
+        """The servers that have replicas of a table, and of which shards."""
+        held: dict[int, list[int]] = {}
+        for shard, p in enumerate(self.places[name]):
+            for number in p.chain:
+                held.setdefault(number, []).append(shard)
+        return held
+
+    def publish_split(self, spec: Description, divided: Mapping[int, Collection[int]]) -> None:
+        """Put a table with more shards in the place of the frozen one of its name.
+
+        `divided` has for each old shard the servers that have its parts. Raises MovedError if they do not suffice.
+        """
+        name, old = spec["name"], self.places[spec["name"]]
+        if not self.rests(name) or any(set(p.chain) - set(divided.get(n, ())) for n, p in enumerate(old)):
+            raise MovedError(f"servers of table {name!r} were out of reach while it was split")
+        times = spec["shards"] // len(old)
+        fences = [(self.epoch + 1,) * len(p.chain) for p in old]
+        self.places[name] = [Place(p.chain, None, f) for p, f in zip(old, fences, strict=True) for _ in range(times)]
+        self.ancestors[name] = [*self.ancestors.get(name, []), self.specs[name]["id"]][-MAX_ANCESTORS:]
+        self.specs[name] = spec
+        self._forget_steps(name)
+        self._publish()
+
+    def thaw(self, name: str) -> None:
+        """Let the primaries of a table that was frozen serve again."""
+        if self._freezes.pop(name, None) is not None:
+            self.places[name] = [p._replace(stepping_down=False) for p in self.places[name]]
+            self._publish()
+
+    def _forget_steps(self, name: str) -> None:
+        self._freezes.pop(name, None)
+        self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
+        self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}
+
+    def _end_late_freezes(self, now: float) -> None:
+        for name in [name for name, freeze in self._freezes.items() if now > freeze.until]:
+            self.note(
+                f"table {name!r} was not split within {self._freezes[name].seconds:g} s, for half of which clients "
+                "wait (dps.timeouts.request): it goes on as it was"
+            )
+            self.thaw(name)
 
     def retire(self, numbers: list[int]) -> None:
         """Have these servers emptied."""
@@ -330,6 +407,10 @@ class Membership:
         sender, message = self._server(connection).number, decode(SteppedDown, body)
         name, shard = message.table, message.shard
         p = self._place(name, shard)
+        freeze = self._freezes.get(name)
+        if freeze is not None and p.stepping_down and p.chain[:1] == (sender,) and message.epoch >= freeze.since:
+            freeze.resting.add(shard)
+            return
         step, since, _ = self._handovers.get((name, shard), (None, 0, 0.0))
         if step is None or not p.stepping_down or p.chain[:1] != (sender,) or message.epoch < since:
             return
@@ -396,6 +477,7 @@ class Membership:
                 server.doubted = True
         if fresh or self._awaited:
             self._fail_over()
+        self._end_late_freezes(now)
         changed = self._end_late_handovers(now)
         if self._begin_steps(now, changed) or changed:
             self._publish()
@@ -536,7 +618,7 @@ class Membership:
             if server.connection is not None:
                 server.connection.send_newest(Header(frames.PLACE, epoch=self.epoch), placement)
         heads = [
-            Located(self.specs[name], [p.chain[0] if p.chain else -1 for p in places])
+            Located(self.specs[name], [p.chain[0] if p.chain else -1 for p in places], self.ancestors.get(name, []))
             for name, places in self.places.items()
         ]
         self.route = encode(Route(self.epoch, addresses, heads, self.remedy))

@@ -85,6 +85,7 @@ class RunProcedures:
         over = list(self._origins)
         if not over and (keep is None or not self.collecting()):
             return
+        done: ShardSet = set()
         left: ShardSet = yield InEndpoint(self._shards)
         until, pause = self._now() + config.seconds("request"), BACK_OFF_SECONDS[0]
         while left:
@@ -96,8 +97,8 @@ class RunProcedures:
                 if isinstance(answer, BaseException):
                     failures[server.number] = str(answer)
                 else:
-                    left -= set(msgspec.msgpack.decode(answer, type=Shards))
-            left &= yield InEndpoint(self._shards)
+                    done |= set(msgspec.msgpack.decode(answer, type=Shards))
+            left = (yield InEndpoint(self._shards)) - done  # which has other shards when a table was split meanwhile
             if left and self._now() > until:
                 yield InEndpoint(self._give_up, (keep, left, failures))
                 return

@@ -13,6 +13,7 @@ from dps.engine.controller.actors import ServerActors
 from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
 from dps.engine.controller.failover import Membership
+from dps.engine.controller.resharding_procedures import ReshardingProcedures
 from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.controller.runs import Runs
 from dps.engine.daskapi.cordon import Cordon, is_at_work, task_of
@@ -87,6 +88,8 @@ class Session:
             wall_clock=time.time,
             session=secrets.token_hex(8),
         )
+        locks = (checkpointing, actors.changing)
+        self.resharding = ReshardingProcedures(self.membership, actors.up, actors.tables, locks, time.monotonic)
         self.monitor = Monitor(
             self.runs,
             self.membership,

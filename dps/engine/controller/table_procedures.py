@@ -12,7 +12,7 @@ What holds, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from dps.engine.controller.failover import Membership, ServerRecord
@@ -54,7 +54,7 @@ class TableProcedures:
         self.membership = membership
         self._up = up
         self._tables_change = tables_change
-        self._new_id = new_id
+        self.new_id = new_id
 
     def add(self, fields: Description, exist_ok: bool = False, free: Iterable[str] = ()) -> Procedure[Description]:
         """Make a table on all servers, then publish it, so that a client never sees a part of one. Returns its fields.
@@ -81,7 +81,7 @@ class TableProcedures:
 
         ``loading(table, shards)`` gives the arguments with which a server loads its shards of the table.
         """
-        spec = {**fields, "id": self._new_id()}
+        spec = {**fields, "id": self.new_id()}
         places: list[Place] = yield InEndpoint(self.membership.add_table, (spec,))
         holders = {s.number: [n for n, p in enumerate(places) if s.number in p.chain] for s in self._up() if s.ready}
         creating = [ServerCall(number, "create_table", (spec, shards)) for number, shards in holders.items()]
@@ -93,11 +93,15 @@ class TableProcedures:
         except BaseException:
             yield Uninterrupted(self.forget(spec["id"]))
             raise
+        self.note_missed(spec, holders)
+        return spec, places
+
+    def note_missed(self, spec: Description, having: Container[int]) -> None:
+        """The servers that do not have a new table are to make it as soon as they can be called."""
         for server in self.membership.servers.values():
-            if server.number not in holders and (server.ready or server.missed):
+            if server.number not in having and (server.ready or server.missed):
                 server.ready = False
                 server.missed.append(("create_table", (spec, [])))
-        return spec, places
 
     def publish(self, made: list[tuple[Description, list[Place]]]) -> Procedure[None]:
         """Make tables known that the servers have: all, or after a failure none."""
@@ -120,12 +124,17 @@ class TableProcedures:
         """Drop a table: clients see it no more, then the servers forget it."""
         return holding([self._tables_change], self._drop(name))
 
-    def _drop(self, name: str) -> Procedure[None]:
+    def known(self, name: str) -> Description:
+        """The fields of a table; UnknownTableError if there is none of that name."""
         if name not in self.membership.specs:
             known = ", ".join(map(repr, sorted(self.membership.specs))) or "none"
             raise UnknownTableError(
                 f"parameter server {self.membership.session!r} has no table {name!r}; it has {known}"
             )
+        return self.membership.specs[name]
+
+    def _drop(self, name: str) -> Procedure[None]:
+        self.known(name)
         spec = yield InEndpoint(self.membership.drop_table, (name,))
         yield from self.forget(spec["id"])
 

@@ -85,6 +85,11 @@ async def add_table(session: Session, *, spec: bytes, exist_ok: bool = False, fr
     return msgspec.msgpack.encode(await session.actors.add_table(decode(dict, spec), exist_ok, free))
 
 
+async def split_table(session: Session, *, table: str, shards: int | None) -> bytes:
+    """Cut a table into more shards, twice as many by default; the answer has the fields of a `TableSpec`, encoded."""
+    return msgspec.msgpack.encode(await session.carry_out(session.resharding.split(table, shards)))
+
+
 async def drop_table(session: Session, *, table: str) -> None:
     await session.actors.drop_table(table)
 
@@ -193,6 +198,7 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "snapshot": snapshot,
     "history": history,
     "add_table": add_table,
+    "split_table": split_table,
     "drop_table": drop_table,
     "add_function": add_function,
     "checkpoint": checkpoint,

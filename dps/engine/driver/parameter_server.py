@@ -449,6 +449,53 @@ class ParameterServer:
         """
         return made_vocabulary(self, name, width, lanes, counts, copies)
 
+    def split(self, table: TableLike, shards: int | None = None) -> Table:
+        """Cut a table into more shards, while training goes on.
+
+        More servers can share the work of a table that has more shards. Each server divides the rows that it has, so no
+        row travels; then shards move until all servers have equally many. Clients and trainers wait while the rows are
+        divided, which takes about a second for a gigabyte on a server, and then go on by themselves: each of their
+        pushes counts once. What a server holds of the table takes twice its memory until the split is over.
+
+        A repeated :meth:`dps.Client.push_pull` or call of a function whose first answer was lost at that very moment is
+        answered by the rows as they are then.
+
+        Parameters
+        ----------
+        table : str or Table
+        shards : int, optional
+            A multiple of the shards that there are, up to 4096; for a keyed table a power of two. By default twice as
+            many.
+
+        Returns
+        -------
+        Table
+            The table as it is now.
+
+        Raises
+        ------
+        InputError
+            The number is none of these; or the table counts pushes approximately (``admit=``) or remembers keys
+            (``remember=``), so that its shards cannot be divided.
+        LimitError
+            The servers have no memory for it (``dps.memory``).
+        RequestTimeoutError
+            The servers failed or changed again and again within ``dps.timeouts.request``. The table is as it was.
+
+        Examples
+        --------
+        >>> import dps
+        >>> with dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+        ...     w = ps.table("w", dtype="int64", shards=2)
+        ...     w.push([1, 2, 3], [10, 20, 30])
+        ...     ps.split(w, 8).spec.shards, w[[1, 2, 3]]
+        (8, array([10, 20, 30]))
+        """
+        name = check_name("table", table_name(table))
+        self._connection.call("split_table", table=name, shards=shards)
+        self._connection.forget_routes()
+        return self.tables()[name]
+
     def drop_table(self, table: TableLike) -> None:
         """Forget a table and its rows."""
         self._connection.call("drop_table", table=check_name("table", table_name(table)))

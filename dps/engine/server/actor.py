@@ -30,6 +30,7 @@ from dps.engine.server.closings import Settled
 from dps.engine.server.function_process import FunctionRunner
 from dps.engine.server.replicas import new_replicas
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
+from dps.engine.server.resharding import Resharding
 from dps.engine.state.memory import bytes_of_memory
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.hosts import host_load, starved
@@ -100,6 +101,19 @@ class Server:
         table = TableSpec.from_dict(spec).opened()
         self.endpoint.call(self.role.memory.check_table, table, shards)
         self.endpoint.call(self.role.take_table, table, new_replicas(table, shards, self.role.directory))
+
+    def reshard(self, table: int, spec: dict[str, Any], shards: list[int]) -> bytes:
+        """Make a new table of these shards of another one, which rest meanwhile: see `resharding.py`. Returns
+        (shard, version) of each: `Shards` of `wire/messages.py`, encoded.
+        """
+        made = TableSpec.from_dict(spec).opened()
+        division = self.endpoint.call(Resharding, self.role, table, made, shards)
+        try:
+            while self.endpoint.call(division.turn):
+                pass
+        finally:
+            self.endpoint.call(division.close)
+        return msgspec.msgpack.encode(division.versions)
 
     def drop_table(self, table: int) -> None:
         self.endpoint.call(self.role.drop, table)

@@ -471,6 +471,9 @@ class ServerRole:
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
+        parts = request.parts
+        if op.answer and table.waits:  # because the body is released before the answer leaves
+            parts = [part._replace(keys=None if part.keys is None else part.keys.copy()) for part in parts]
         owed = OwedAnswer()
         if not header.flags & frames.REPLAYED:  # else no shard applies what it does not know
             self.forgetting.make_room(table, [(part.replica, op) for part, op in zip(request.parts, ops, strict=True)])
@@ -480,7 +483,7 @@ class ServerRole:
             if owed.error is not None:
                 self._refuse(connection, header.request, owed.error)
             elif not connection.transport.is_closing():
-                table.answer(connection, header, request.parts, op)
+                table.answer(connection, header, parts, op)
 
         waits = owed if table.waits else OwedAnswer()
         if op.answer:

@@ -16,6 +16,7 @@ from dps.errors import InputError
 __all__ = ["KINDS", "Faults", "Mischief"]
 
 KINDS = ("breaks", "partitions", "cuts", "half_cuts", "stops", "crashes", "twins", "moves", "disks", "answers")
+KINDS += ("splits",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Faults:
         The share `slow` of the parties is `slowness` times slower, in all they do.
     drift : float
         The parties' clocks run up to this much faster or slower than true time (0.001: one second in a thousand).
-    breaks, partitions, cuts, half_cuts, stops, crashes, twins, moves, disks, answers : float
+    breaks, partitions, cuts, half_cuts, stops, crashes, twins, moves, disks, answers, splits : float
         Events a second, in the whole cluster, on the average. *breaks*: a connection breaks, some messages on their
         way are lost, and each side notices it at once, late, or after `keep_alive`. *partitions*: two parties, or two
         groups of parties, cannot reach each other. *cuts*: a server cannot reach the controller, and perhaps some other
@@ -41,7 +42,8 @@ class Faults:
         the server is replaced. *stops*: a party stands still as after SIGSTOP. *crashes*: a trainer ends, or a server
         whose shards have other replicas. *twins*: a trainer is run a second time while the first attempt still works.
         *moves*: servers are added, or emptied and closed. *disks*: nothing can be written to the store of checkpoints.
-        *answers*: servers do what the controller calls on them, and half of the answers are lost.
+        *answers*: servers do what the controller calls on them, and half of the answers are lost. *splits*: a table is
+        cut into more shards.
     plan : tuple of (float, str)
         Single faults: seconds after the beginning of a run, and ``"breaks"``, ``"stops"``, ...
     outage : float
@@ -77,6 +79,7 @@ class Faults:
     moves: float = 0.0
     disks: float = 0.0
     answers: float = 0.0
+    splits: float = 0.0
     plan: tuple[tuple[float, str], ...] = ()
     outage: float = 1.0
     keep_alive: float = DEAD_PEER_SECONDS

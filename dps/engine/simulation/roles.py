@@ -22,6 +22,7 @@ from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
 from dps.engine.controller.failover import TICK_SECONDS, Membership, ServerRecord
 from dps.engine.controller.function_procedures import FunctionProcedures
 from dps.engine.controller.procedures import TIMEOUT_SETTINGS, Procedure, ServerCall
+from dps.engine.controller.resharding_procedures import ReshardingProcedures
 from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.server_procedures import ServerProcedures
@@ -31,6 +32,7 @@ from dps.engine.server.checkpoint_writer import CheckpointWriter, Writing
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
 from dps.engine.server.replicas import Replica
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
+from dps.engine.server.resharding import Resharding
 from dps.engine.simulation.endpoint import SimConnection, SimEndpoint
 from dps.engine.simulation.executor import SimExecutor, SimLock
 from dps.engine.simulation.network import Network
@@ -52,7 +54,7 @@ Reply: TypeAlias = Callable[[object], None]  # takes a server's answer, or its e
 SESSION, SECRET = "simulated", "00" * 32
 POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
 REPORT_SECONDS = 0.3  # between two reports of a server's load
-BLOCKING = {"save", "end_cut", "load", "settle"}  # methods of a server that wait, for its disk or its copies
+BLOCKING = {"save", "end_cut", "load", "settle", "reshard"}  # methods of a server that wait, for its disk or its copies
 MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
 MAX_PIECE_SECONDS = 0.02  # and to write a piece of one
 MAX_FUNCTION_SECONDS = 0.02  # before and after a function
@@ -96,6 +98,15 @@ class SimServer:
 
     def _create_table(self, spec: dict[str, object], shards: list[int]) -> None:
         self.role.create(TableSpec.from_dict(spec), shards)
+
+    def _reshard(self, table: int, spec: dict[str, object], shards: list[int]) -> bytes:
+        division = Resharding(self.role, table, TableSpec.from_dict(spec).opened(), shards)
+        try:
+            while division.turn():
+                self.party.sleep(self.party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
+        finally:
+            division.close()
+        return msgspec.msgpack.encode(division.versions)
 
     def _drop_table(self, table: int) -> None:
         self.role.drop(table)
@@ -322,6 +333,8 @@ class SimController:
             wall_clock=party.now,
             session=SESSION,
         )
+        locks = (self.checkpointing, self.tables_change)
+        self.resharding = ReshardingProcedures(self.membership, up, self.tables, locks, party.now)
         self.endpoint.handlers.update(self.membership.handlers)
         runs = self.runs
         self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick})
@@ -445,6 +458,13 @@ class SimController:
     def create_table(self, spec: TableSpec, exist_ok: bool = False) -> TableSpec:
         """Make a table on all servers, then publish it."""
         made = TableSpec.from_dict(self.executor.run(self.tables.add(spec.to_dict(), exist_ok)))
+        for observer in self._network.observers:
+            observer.table_made(made)
+        return made
+
+    def split(self, table: str, shards: int | None) -> TableSpec:
+        """Cut a table into more shards."""
+        made = TableSpec.from_dict(self.executor.run(self.resharding.split(table, shards)))
         for observer in self._network.observers:
             observer.table_made(made)
         return made

@@ -41,6 +41,7 @@ __all__ = ["Simulation"]
 
 T = TypeVar("T")
 
+MOST_SPLIT_SHARDS = 8  # of a table that a fault splits
 MAX_DASK_NOTICE_SECONDS = 0.02  # until Dask's scheduler notices that a worker process has ended
 
 
@@ -128,7 +129,7 @@ class Simulation:
         self._submitted: list[Task] = []
         acts: dict[str, Callable[[random.Random], None]]
         acts = {"crashes": self._crash_one, "twins": self._actors.run_twice, "moves": self._change_servers}
-        acts |= {"disks": self._break_disk, "answers": self._lose_answers}
+        acts |= {"disks": self._break_disk, "answers": self._lose_answers, "splits": self._split_one}
         self._mischief = Mischief(self._network, self.faults, acts, self._controller.fragile)
         self._party("driver")
         while not self._controller.ready:
@@ -175,6 +176,10 @@ class Simulation:
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
         spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit, remember))
         return self._controller.create_table(spec, exist_ok)
+
+    def split(self, table: str, shards: int | None = None) -> TableSpec:
+        """Cut a table into more shards; see :meth:`dps.ParameterServer.split`."""
+        return self._controller.split(table, shards)
 
     def client(self) -> SimClient:
         """A client without a clock, at the driver. Its calls advance virtual time."""
@@ -551,6 +556,18 @@ class Simulation:
                 self.scale(controller.procedures.wanted + draw.choice((-1, 1)))
         except InputError:
             pass  # the tables' copies need all servers
+
+    def _split_one(self, draw: random.Random) -> None:
+        """Cut a table into twice or four times as many shards."""
+        controller = self._controller
+        specs = [spec for spec in controller.membership.specs.values() if spec["shards"] <= MOST_SPLIT_SHARDS]
+        if specs:
+            spec, times = draw.choice(specs), draw.choice((2, 2, 4))
+            controller.party.spawn(self._try_split, spec["name"], times * spec["shards"])
+
+    def _try_split(self, name: str, shards: int) -> None:
+        with contextlib.suppress(DPSError):  # servers come and go, and it has more shards by now
+            self._controller.split(name, shards)
 
     def _break_disk(self, draw: random.Random) -> None:
         """Let every write to the store of checkpoints fail for a while."""

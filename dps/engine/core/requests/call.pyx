@@ -332,6 +332,68 @@ cdef class Call:
         """The row of the call at which a shard begins; for a range it may lie outside the call."""
         return self.starts[shard] if self.keys != NULL else shard * self.form.rows // self.form.shards - self.start
 
+    cdef Call part_of(self, Leg *leg, Form form):
+        """The rows of one leg as a call of their own, to a table that is cut into other shards by now.
+
+        Its op keeps the number of the leg's chunk, and its answer goes to the places of this call.
+        """
+        cdef Call call = Call.__new__(Call)
+        cdef Leg whole = leg[0]
+        cdef int64_t row = form.row_bytes
+        call.terms, call.form, call._keys = self.terms, form, self  # which owns the memory
+        call.stamp, call.numbers = self.stamp, 1
+        call.stamp.number += leg.chunk
+        if leg.chunk > 0:
+            call.stamp.rows = min(call.stamp.rows, 0)
+        call.start, call.asked, call.count = self.start + leg.a, leg.b - leg.a, leg.b - leg.a
+        call.keys, call.order, call.target, call.rows, call.room = NULL, NULL, NULL, NULL, self.room
+        call.taken, call.result, call._sums = False, None, None
+        if self.keys != NULL:
+            call._regroup(self, leg.a)
+        else:
+            call.rows = NULL if self.rows == NULL else self.rows + leg.a * row
+            call.room = NULL if self.room == NULL else self.room + leg.a * row
+        whole.chunk, whole.a, whole.b = 0, 0, call.count
+        whole.first = leg.first * form.shards // self.form.shards
+        whole.end = (leg.end * form.shards + self.form.shards - 1) // self.form.shards
+        call.leg = <Leg *> call.memory(LEGS, form.count * sizeof(Leg))
+        call.legs = call.split(&whole, form, call.leg)
+        return call
+
+    cdef int _regroup(self, Call whole, int64_t a) except -1:
+        """Group the keys of `whole` from number `a` on by this call's shards; copy their rows in the new order."""
+        cdef Form form = self.form
+        cdef int64_t count = self.count, row = form.row_bytes, j
+        cdef const int64_t *keys = whole.keys + a
+        cdef const int64_t *cells = keys
+        cdef int64_t *starts = <int64_t *> self.memory(STARTS, (form.shards + 1) * 8)
+        cdef int32_t *order = <int32_t *> self.memory(ORDER, count * 4)
+        cdef int64_t *grouped = <int64_t *> self.memory(GROUPED, count * 8)
+        cdef int64_t *cell
+        cdef char *rows
+        cdef bint placed = whole.order != NULL and whole.target == NULL, done
+        cdef int64_t at
+        if form.cells is not None:
+            cell = <int64_t *> self.memory(CELLS, count * 8)
+            with nogil:
+                form.cells.fill(keys, count, cell)
+            cells = cell
+        with nogil:
+            survey_keys(cells, count, form.rows, form.shards, form.bits, starts)
+            done = scatter_keys(keys, cells, count, form.rows, form.shards, form.bits, starts, order, grouped)
+        if not done:
+            raise MemoryError
+        self.keys, self.starts, self.order = grouped, starts, order
+        if whole.rows != NULL:
+            rows = <char *> self.memory(ROWS, count * row)
+            for j in range(count):
+                at = whole.order[a + order[j]] if placed and not whole.taken else a + order[j]
+                memcpy(rows + j * row, whole.rows + at * row, row)
+            self.rows, self.taken = rows, True
+        for j in range(count):
+            order[j] = whole.order[a + order[j]] if placed else <int32_t> (a + order[j])
+        return 0
+
     # -- requests
 
     cdef dps_header *head(self, Leg *leg) except NULL:

@@ -62,6 +62,8 @@ cdef class Part:
 
     def again(self, Form form not None) -> list:
         """Parts that carry the same, where the table has this form now: one for each run that has something of it."""
+        if form.shards != self.call.form.shards:
+            return parts_of(self.call.part_of(&self.leg, form))
         cdef Leg *leg = <Leg *> malloc(form.count * sizeof(Leg))
         cdef Part part
         cdef int n
@@ -90,6 +92,11 @@ cdef class Part:
         return self.leg.table
 
     @property
+    def dim(self) -> int:
+        """Columns of the rows that it carries."""
+        return self.call.form.dim
+
+    @property
     def run(self) -> int:
         """Which run of the table's shards it goes to."""
         return self.leg.run
@@ -98,6 +105,11 @@ cdef class Part:
     def shards(self) -> tuple:
         """First shard and end."""
         return self.leg.first, self.leg.end
+
+    @property
+    def table_shards(self) -> int:
+        """Into how many shards the table is cut."""
+        return self.call.form.shards
 
     @property
     def op(self) -> tuple:

@@ -1,0 +1,42 @@
+"""Schedules in which tables are cut into more shards while trainers push, servers fail and shards move.
+
+What must hold is what the other schedules say: each op counts once, on all rows of its shard, and copies are equal. A
+server does not keep the answer of a `push_pull` over a split, so one that is repeated may be answered by later rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+from fault_schedules import FaultSchedule, check_schedule, count_ops
+
+__all__ = ["check_splits", "draw_splits"]
+
+SCENARIOS = (
+    functools.partial(count_ops, splits=True),
+    functools.partial(count_ops, functions=0.4, splits=True),
+    functools.partial(count_ops, functions=0.2, deletions=0.3, splits=True),
+    functools.partial(count_ops, functions=0.2, deletions=0.2, partitions=True, splits=True),
+)
+
+
+def draw_splits(seed: int) -> FaultSchedule:
+    """A schedule with one to three splits, at times of their own or beside another fault."""
+    schedule, draw = FaultSchedule.draw(seed), random.Random(f"splits {seed}")
+    latency = sum(schedule.faults.latency)
+    span = schedule.clocks * (schedule.compute + 10 * latency)
+    others = [when for when, _ in schedule.faults.plan]
+    splits = []
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        beside = draw.choice(others) + draw.uniform(-3, 3) * latency if others else 0.0
+        when = max(0.0, beside if draw.random() < 0.5 else span * draw.random())
+        splits.append((when, "splits"))
+    plan = tuple(sorted((*schedule.faults.plan, *splits)))
+    return dataclasses.replace(schedule, faults=dataclasses.replace(schedule.faults, plan=plan))
+
+
+def check_splits(seed: int) -> str:
+    """Run one schedule with splits; its digest."""
+    return check_schedule(seed, SCENARIOS[seed % len(SCENARIOS)], draw_splits)

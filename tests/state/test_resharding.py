@@ -1,0 +1,214 @@
+"""A shard that is divided is, part by part, bit for bit what shards of the larger table are after the same ops."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import mutant
+
+import dps
+from dps.engine.state.deletion import DeleteOp
+from dps.engine.state.life import RowLife
+from dps.engine.state.op_views import CloseOp, RetireOp
+from dps.engine.state.ops import ADD, ASSIGN, NO_CLOCK, OLDER, PUSH, Op, TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.resharding import Division, resharded
+from dps.engine.state.shard import make_shard
+from dps.engine.state.spill import attach_file
+from dps.engine.state.transfer import first_difference
+from dps.errors import InputError
+
+KEYS = np.array([*range(-6, 30), 1 << 40, -(1 << 62), (1 << 63) - 1])
+ROWS = 23
+SPECS = {
+    "keyed": TableSpec("w", shards=2, dim=2, dtype="float64", optimizer=dps.Adagrad(0.1)),
+    "keyed sums": TableSpec("w", shards=1, dtype="int64", aggregate="sum"),
+    "dense": TableSpec("w", rows=ROWS, shards=3, dim=2, optimizer=dps.Adam(0.1)),
+    "dense mean": TableSpec("w", rows=ROWS, shards=1, aggregate="mean"),
+    "blocks": TableSpec("w", shards=2, dtype="int64", partition=dps.BlockPartition(2)),
+    "ranges": TableSpec("w", shards=2, dtype="int64", partition=dps.RangePartition([-3, 2, 9, 20])),
+    "waiting": TableSpec("w", shards=1, life=RowLife(admit=dps.AdmitByCount(3))),
+    "expiring": TableSpec("w", shards=2, life=RowLife(expire=(dps.ExpireUnused("1 day"),))),
+}
+
+
+@st.composite
+def programs(draw):
+    """Ops on the rows of a table: pushes, values, deletions and ends of origins, at clocks that ascend."""
+    clock, ops = 0, []
+    for number in range(draw(st.integers(1, 12))):
+        clock += draw(st.integers(0, 1))
+        keys = draw(st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=12, unique=True))
+        kind = draw(st.sampled_from(("push", "push", "push", "add", "assign", "delete", "retire")))
+        ops.append((kind, clock, number, draw(st.integers(1, 3)), np.array(keys), draw(st.integers(1, 9))))
+    return ops
+
+
+def of_shard(spec: TableSpec, number: int, keys: np.ndarray) -> np.ndarray:
+    grouping = group(np.ascontiguousarray(keys), spec.rows or 0, spec.shards, spec.name, spec.cells)
+    return np.sort(grouping.keys[grouping.starts[number] : grouping.starts[number + 1]])
+
+
+def apply(spec: TableSpec, shard, number: int, step) -> None:
+    """What the step of a program is on one shard."""
+    kind, clock, seq, origin, places, amount = step
+    if kind == "retire":
+        shard.apply(RetireOp(origin, 1).op())
+        return
+    keys = KEYS[places] if spec.keyed else np.unique(places % ROWS)
+    mine = of_shard(spec, number, keys)
+    if kind == "delete":
+        if spec.keyed and spec.aggregate is None and len(mine):
+            shard.apply(DeleteOp(mine, 0, len(mine), NO_CLOCK, 1).op())
+        return
+    values = ((mine % 7 + amount)[:, None] * np.ones(spec.dim)).astype(spec.dtype)
+    rule = {"add": ADD, "assign": ASSIGN}.get(kind, PUSH)
+    weight = amount if spec.aggregate == "mean" and kind == "push" else -1
+    if not len(mine) and weight < 0:
+        return
+    stamp = (10 * origin + seq, 0, seq)  # an origin of its own, so that a retired one makes no op
+    op = Op(rule, mine, 0, values, clock, 2, *stamp, False, weight)
+    if shard.admission is not None:
+        op = shard.prepared(op)
+    shard.apply(op)
+
+
+def divided(spec: TableSpec, shards: int, number: int, program, max_bytes: int):
+    """A shard after a program, as parts; and the shards of the larger table after it."""
+    larger = resharded(spec, shards, number=9)
+    times = shards // spec.shards
+    old = make_shard(spec, number)
+    expected = {n: make_shard(larger, n) for n in range(number * times, (number + 1) * times)}
+    for step in program:
+        before = old.version
+        apply(spec, old, number, step)
+        for n, shard in expected.items():
+            if spec.aggregate is not None and step[0] != "retire" and old.version > before:
+                shard.apply(CloseOp(step[1], OLDER).op())  # because the whole shard has closed its sums
+            shard.version = before  # which rows note
+            apply(larger, shard, n, step)
+    division = Division(old, larger)
+    while division.step(max_bytes):
+        pass
+    division.close()
+    return old, division.finish(), expected
+
+
+def alike(part, shard, old) -> str | None:
+    """The first difference of a part from what it should be. Its version is that of the whole; its ledger, too."""
+    shard.version, shard.clock, shard.ledger = old.version, old.clock, old.ledger
+    for each in (part, shard):
+        if each.sums is not None and not each.sums.count and each.sums.rows < 0:
+            each.sums = None  # no row of the shard has a sum, and the shard has not heard of the clock
+        if each.admission is not None:
+            each.admission.admitted = each.admission.dropped = 0
+    return first_difference(part, shard)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@settings(max_examples=25, deadline=None)
+@given(program=programs(), max_bytes=st.sampled_from([1, 64, 1 << 20]), times=st.sampled_from([2, 4]))
+def test_parts_are_what_shards_of_the_larger_table_are(name, program, max_bytes, times):
+    spec = SPECS[name]
+    for number in range(spec.shards):
+        old, parts, expected = divided(spec, spec.shards * times, number, program, max_bytes)
+        assert list(parts) == list(expected)
+        for n, part in parts.items():
+            if name == "waiting":  # counts go to all parts, because a shard knows no keys of them
+                part.admission = expected[n].admission = None
+            assert alike(part, expected[n], old) is None
+
+
+def test_a_key_that_waits_for_its_row_is_counted_on_in_its_part():
+    spec = SPECS["waiting"]
+    old, parts, _ = divided(spec, 4, 0, [("push", 0, n, n, np.arange(30), 1) for n in (0, 1)], 64)
+    assert len(old) == sum(map(len, parts.values())) == 0
+    for n, part in parts.items():
+        apply(part.spec, part, n, ("push", 1, 2, 2, np.arange(30), 5))
+        assert sorted(part.keys().tolist()) == of_shard(part.spec, n, KEYS[:30]).tolist(), "the third push"
+
+
+def test_rows_in_a_file_are_divided_too(tmp_path):
+    spec = TableSpec("w", shards=1, dim=16, life=RowLife(max_bytes=1 << 20, evict="spill"))
+    old = make_shard(spec, 0)
+    attach_file(old, str(tmp_path))
+    keys = np.arange(40_000)
+    for first in range(0, len(keys), 4000):
+        some = keys[first : first + 4000]
+        op = Op(ADD, some, 0, np.repeat(some[:, None], 16, 1).astype(np.float32), 0, 1)
+        old.make_room(op, len(some))
+        old.apply(op)
+        old.spill.turn() if hasattr(old.spill, "turn") else None
+    assert old.spilled > 0
+    division = Division(old, resharded(spec, 2, 9), str(tmp_path))
+    while division.step(1 << 16):
+        pass
+    division.close()
+    found = {}
+    for part in division.finish().values():
+        mine = of_shard(part.spec, part.number, keys)
+        rows = np.empty((len(mine), 16), np.float32)
+        part.pull(mine, rows)
+        found |= dict(zip(mine.tolist(), rows[:, 3].tolist(), strict=True))
+        part.close_file()
+    old.close_file()
+    assert found == {key: float(key) for key in keys.tolist()}
+
+
+def test_the_ledger_goes_to_all_parts_without_kept_answers():
+    spec = dataclasses.replace(SPECS["keyed"], shards=1)
+    old, parts, _ = divided(spec, 2, 0, [("push", 3, 1, 2, np.arange(9), 1)], 64)
+    for part in parts.values():
+        assert part.ledger.certificate().tolist() == old.ledger.certificate().tolist() == [[21, 3, 1]]
+        assert part.ledger.to_arrays()["answers"].size == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "shards", "text"),
+    [
+        (SPECS["keyed"], 2, "has 2 shards: it is split into a multiple of these, not 2"),
+        (SPECS["keyed"], 1, "not 1"),
+        (SPECS["keyed"], 6, "a power of two of shards, not 6"),
+        (SPECS["keyed"], "4", "shards is a whole number, not '4'"),
+        (SPECS["dense"], 7, "a multiple of these, not 7"),
+        (SPECS["dense"], 24, "24 shards for 23 rows"),
+        (SPECS["keyed"], 1 << 13, "8192"),
+        (TableSpec("w", life=RowLife(admit=dps.AdmitByCount(3, approximate=True)), shards=1), 2, "approximately"),
+        (TableSpec("w", life=RowLife(expire=(dps.ExpireUnused(9),), remember=9), shards=1), 2, "remembers the keys"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(spec, shards, text):
+    with pytest.raises(InputError, match=text):
+        resharded(spec, shards, number=9)
+
+
+WRONG = {
+    "parts have all rows": ("_divided", "mine = slice(", "mine = slice(0 * "),
+    "the ledger is lost": ("step", "mine + ledger", "mine + [each[:0] if each.ndim == 2 else each for each in ledger]"),
+    "rows change places": ("_divided", "else grouping.order[mine]", "else grouping.order[mine][::-1]"),
+    "sums stay behind": ("_sums", "yield [array[which] for array in arrays]", "yield [array[:0] for array in arrays]"),
+    "the clock begins anew": ("_begin", '{**meta, "rows": room}', '{**meta, "rows": room, "clock": 0}'),
+}
+
+
+@pytest.mark.parametrize("variant", WRONG)
+def test_wrong_divisions_are_noticed(variant, monkeypatch):
+    method, old, new = WRONG[variant]
+    wrong = mutant(getattr(Division, method), old, new)
+    monkeypatch.setattr(Division, method, wrong)
+    program = [("push", 1, n, n % 3 + 1, np.arange(n, n + 20), n + 1) for n in range(6)]
+    seen = []
+    for name in ("keyed", "keyed sums", "dense", "dense mean"):
+        try:
+            whole, parts, expected = divided(SPECS[name], SPECS[name].shards * 2, 0, program, 64)
+            last = {n: part.ledger.certificate().tolist() for n, part in parts.items()}
+            seen += [alike(part, expected[n], whole) for n, part in parts.items()]
+            seen += [name for each in last.values() if each != whole.ledger.certificate().tolist()]
+            seen += [name for part in parts.values() if part.clock != whole.clock]
+        except Exception as error:
+            seen.append(error)
+    assert any(seen), "no table shows the error"
