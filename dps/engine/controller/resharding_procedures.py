@@ -75,6 +75,8 @@ class ReshardingProcedures:
         while True:
             old = self._tables.known(name)
             wanted = 2 * old["shards"] if wanted is None else wanted
+            if wanted == old["shards"]:  # the call was repeated, because its answer was lost, or another did the same
+                return old
             number = self._tables.new_id()
             resharded(TableSpec.from_dict(old), wanted, number)  # raises the errors
             spec = {**old, "id": number, "shards": int(wanted)}

@@ -465,7 +465,7 @@ class ParameterServer:
         table : str or Table
         shards : int, optional
             A multiple of the shards that there are, up to 4096; for a keyed table a power of two. By default twice as
-            many.
+            many. If the table has so many already, nothing happens.
 
         Returns
         -------

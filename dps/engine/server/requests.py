@@ -238,10 +238,8 @@ class ServerRole:
         """Forget a table; requests that still wait for an op on it fail."""
         self._dropped.append(table)
         gone = self.tables.pop(table, None)
-        for replica in gone.replicas.values() if gone is not None else ():
-            self.revoke(replica)
-            self.relay.drop(replica)
-            self.large.leave(replica)
+        for replica in [] if gone is None else list(gone.replicas.values()):
+            self._give_up(gone, replica)
         self.relay.settle()
 
     def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[Settled], OwedAnswer]:
@@ -293,6 +291,9 @@ class ServerRole:
             if table is not None:
                 for number, place in enumerate(places):
                     self._adopt_shard(table, number, place)
+        for key in self.tables.keys() - placement.tables.keys():  # dropped, or not published yet
+            for replica in [each for each in self.tables[key].replicas.values() if each.fence > 0]:
+                self._give_up(self.tables[key], replica)
         self.relay.settle()
 
     def _adopt_shard(self, table: ServerTable, number: int, shard: ShardPlace) -> None:
@@ -304,10 +305,7 @@ class ServerRole:
         if me not in line:
             table.elsewhere[number] = self.epoch
             if replica is not None:
-                self.revoke(replica)
-                del table.replicas[number]
-                self.relay.drop(replica)
-                self.large.leave(replica)
+                self._give_up(table, replica)
             return
         place = line.index(me)
         if replica is not None and replica.fence < fences[place] and me == joiner:
@@ -330,6 +328,13 @@ class ServerRole:
             self.revoke(replica)
         feed = fences[place + 1] if joiner is not None and successor == joiner else None
         self.relay.rechain(replica, successor, feed)
+
+    def _give_up(self, table: ServerTable, replica: Replica) -> None:
+        """This server has no part in the shard any more."""
+        self.revoke(replica)
+        del table.replicas[replica.number]
+        self.relay.drop(replica)
+        self.large.leave(replica)
 
     # -- clients
 

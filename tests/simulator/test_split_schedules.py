@@ -1,0 +1,202 @@
+"""Random schedules in which tables are cut into more shards: every op counts once, whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from split_schedules import check_splits
+from verdicts import assert_caught, problems
+
+import dps
+from dps.engine.client.functions import Running
+from dps.engine.controller.failover import Membership
+from dps.engine.controller.run_procedures import RunProcedures
+from dps.engine.server.requests import ServerRole
+from dps.engine.state.resharding import Division
+from dps.errors import DataLostError, InputError, RequestTimeoutError, UnknownTableError
+from dps.testing import Faults, Simulation
+
+SCHEDULES = 240
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("part", range(4))
+def test_every_op_counts_once_whatever_is_split(part):
+    assert not problems(check_splits, SCHEDULES, part, parts=4)
+
+
+def test_the_same_seed_splits_at_the_same_moment():
+    assert check_splits(3) == check_splits(3)
+
+
+# ---- single splits
+
+
+@pytest.fixture
+def sim():
+    with Simulation(2, servers=3, trainers=2, copies=2, compute=0.1, faults=Faults(restart=0.2)) as sim:
+        yield sim
+
+
+def chains(sim, table="w"):
+    return [place.chain for place in sim._controller.membership.places[table]]
+
+
+def at(sim, seconds, function):
+    """Call a function in a task of the controller, so many seconds from now."""
+    sim.parties["controller"].later(seconds, lambda: sim.parties["controller"].spawn(function))
+
+
+def test_rows_stay_where_they_are_and_move_then_until_servers_have_equally_many(sim):
+    sim.table("w", dtype="int64", shards=1)
+    client, keys = sim.client(), np.arange(1000)
+    client.push("w", keys, keys)
+    assert sim.split("w", 8).shards == 8
+    assert len(set(chains(sim))) == 1, "all parts lie where the shard was"
+    assert client.pull("w", keys).tolist() == keys.tolist()
+    sim.sleep(5.0)
+    sim.rest()
+    primaries = [chain[0] for chain in chains(sim)]
+    assert sorted(primaries.count(n) for n in range(3)) == [2, 3, 3]
+    client.push("w", keys, keys)
+    assert client.pull("w", keys).tolist() == (2 * keys).tolist()
+
+
+def test_trainers_go_on_and_each_push_counts_once(sim):
+    sim.table("w", dtype="int64", shards=2)
+    for moment in (0.05, 0.2, 0.21, 0.4):
+        at(sim, moment, lambda: sim.split("w"))
+
+    def work(trainer, partitions):
+        for _ in trainer.iterate([np.zeros(1)], epochs=12):
+            trainer.push("w", np.arange(50), 1)
+            assert trainer.pull("w", [7])[0] > trainer.clock
+        return trainer.clock
+
+    assert sim.run(work, range(2)) == [12, 12]
+    sim.rest()
+    assert sim.client().pull("w", np.arange(50)).tolist() == [24] * 50
+    assert len(chains(sim)) == 16, 'of two splits at once, both asked for twice as many as there were'
+
+
+def test_sums_of_an_open_clock_are_divided_with_the_rows(sim):
+    sim.table("w", dtype="int64", shards=1, aggregate="sum")
+    at(sim, 0.25, lambda: sim.split("w", 4))
+
+    def work(trainer, partitions):
+        for _ in trainer.iterate([np.zeros(1)], epochs=9):
+            trainer.push("w", np.arange(20), 1)
+        return trainer.clock
+
+    assert sim.run(work, range(2)) == [9, 9]
+    assert sim.client().pull("w", np.arange(20)).tolist() == [18] * 20
+
+
+@pytest.mark.parametrize("name", ["keyed", "partition"])
+def test_a_scan_goes_on_in_the_parts(sim, name):
+    partition = dps.BlockPartition(1) if name == "partition" else None
+    sim.table("w", dtype="int64", shards=2, partition=partition)
+    client, keys = sim.client(), np.arange(-300, 300) * 7
+    client.push("w", keys, keys)
+    client.session.frame_limit = 64 * 16
+    found, pieces = [], client.keys("w")
+    found.append(next(pieces))
+    sim.split("w", 8)
+    found += pieces
+    assert sorted(np.concatenate(found).tolist()) == sorted(keys.tolist())
+
+
+def test_functions_on_their_way_see_each_row_once(sim):
+    @dps.function(changes=True)
+    def mark(rows, by):
+        rows.values[:] += by
+        return int(rows.keys.sum())
+
+    mark.merge(sum)
+    sim.table("w", dtype="int64", shards=2)
+    client, keys = sim.client(), np.arange(1, 41)
+    client.push("w", keys, 0 * keys)
+    sim.register(mark)
+    for moment in np.arange(0.0, 0.01, 0.0017):
+        at(sim, float(moment), lambda: sim.split("w"))
+        assert client.call(mark, "w", keys, by=1) == keys.sum()
+        sim.sleep(0.02)
+    assert client.pull("w", keys).tolist() == [6] * 40
+
+
+def test_a_dead_server_does_not_stop_a_split(sim):
+    sim.table("w", dtype="int64", shards=2)
+    client = sim.client()
+    client.push("w", np.arange(100), 1)
+    sim.crash("server-0")
+    assert sim.split("w").shards == 4
+    sim.rest()
+    assert client.pull("w", np.arange(100)).tolist() == [1] * 100
+
+
+def test_a_split_that_takes_too_long_leaves_the_table_as_it_was(sim):
+    sim.table("w", dtype="int64", shards=2)
+    client = sim.client()
+    client.push("w", np.arange(100), 1)
+    sim.part(["server-1"], ["controller", "server-0", "server-2", "driver"], seconds=0.9)
+    membership = sim._controller.membership
+    membership.freeze("w", 0.3)
+    sim.sleep(0.6)
+    assert not any(place.stepping_down for place in membership.places["w"])
+    assert any("was not split within 0.3 s" in text for _, text in membership.events)
+    sim.sleep(5.0)
+    sim.rest()
+    assert client.pull("w", np.arange(100)).tolist() == [1] * 100
+
+
+def test_what_cannot_be_split_is_refused(sim):
+    sim.table("w", dtype="int64", shards=2)
+    with pytest.raises(InputError, match="a multiple of these, not 3"):
+        sim.split("w", 3)
+    with pytest.raises(UnknownTableError, match="no table 'v'"):
+        sim.split("v")
+    sim.crash("server-0")
+    sim.crash("server-1")
+    sim.crash("server-2")
+    with pytest.raises((RequestTimeoutError, DataLostError)):
+        sim.split("w")
+
+
+# ---- wrong
+
+WRONG = {  # and where to look first
+    "parts begin without a ledger": ([(Division, "step", "list(bare.values())", "[e[:0] for e in bare.values()]")], []),
+    "tables are divided before they rest": ([(Membership, "rests", "== len(self.places[name])", ">= 0")], []),
+    "a broken freeze is published": (
+        [
+            (Membership, "rests", "if freeze is None or not all(p.stepping_down for p in self.places[name]):", "if 0:"),
+            (Membership, "rests", "return len(freeze.resting)", "return not freeze or len(freeze.resting)"),
+        ],
+        [],
+    ),
+    "servers without the parts are in the chains": (
+        [(Membership, "publish_split", "any(set(p.chain)", "any(set()")],
+        [],
+    ),
+    "the end of a run forgets a table that was split meanwhile": (
+        [(RunProcedures, "_settle", "left = (yield", "left &= (yield")],
+        [],
+    ),
+    "pushes wait for copies of a table that is gone": (
+        [(ServerRole, "adopt", "self.tables.keys() - placement", "set() - placement")],
+        [],
+    ),
+    "shards are asked again that have answered": (
+        [(Running, "reshard", "if n // times in self.asked}", "}")],
+        [],
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("variant", WRONG)
+def test_wrong_splits_are_caught(variant, monkeypatch):
+    patches, seeds = WRONG[variant]
+    assert_caught(monkeypatch, patches, check_splits, [*seeds, *range(400)])
+
+
