@@ -485,11 +485,13 @@ class ParameterServer:
         Examples
         --------
         >>> import dps
-        >>> with dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+        >>> cluster = dps.LocalCluster(servers=2, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
         ...     w = ps.table("w", dtype="int64", shards=2)
         ...     w.push([1, 2, 3], [10, 20, 30])
         ...     ps.split(w, 8).spec.shards, w[[1, 2, 3]]
         (8, array([10, 20, 30]))
+        >>> cluster.close()
         """
         name = check_name("table", table_name(table))
         self._connection.call("split_table", table=name, shards=shards)

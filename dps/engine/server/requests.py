@@ -238,8 +238,9 @@ class ServerRole:
         """Forget a table; requests that still wait for an op on it fail."""
         self._dropped.append(table)
         gone = self.tables.pop(table, None)
-        for replica in [] if gone is None else list(gone.replicas.values()):
-            self._give_up(gone, replica)
+        if gone is not None:
+            for replica in list(gone.replicas.values()):
+                self._give_up(gone, replica)
         self.relay.settle()
 
     def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[Settled], OwedAnswer]:

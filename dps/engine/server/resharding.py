@@ -86,9 +86,7 @@ class Resharding:
     def _check(self) -> None:
         for replica, version in self._divided:
             if self._replica(replica.number) is not replica or replica.shard.version != version:
-                raise MovedError(
-                    f"shard {replica.number} of table {self._spec.name!r} has changed while it was split"
-                )
+                raise MovedError(f"shard {replica.number} of table {self._spec.name!r} has changed while it was split")
 
     def _end(self) -> None:
         self._check()

@@ -15,8 +15,19 @@ from dps.errors import InputError
 
 __all__ = ["KINDS", "Faults", "Mischief"]
 
-KINDS = ("breaks", "partitions", "cuts", "half_cuts", "stops", "crashes", "twins", "moves", "disks", "answers")
-KINDS += ("splits",)
+KINDS = (
+    "breaks",
+    "partitions",
+    "cuts",
+    "half_cuts",
+    "stops",
+    "crashes",
+    "twins",
+    "moves",
+    "disks",
+    "answers",
+    "splits",
+)
 
 
 @dataclasses.dataclass(frozen=True)
