@@ -42,6 +42,8 @@ def pauses(report: Report, ps: dps.ParameterServer, kind: str, rows: int, rounds
         trainer = Trainer(ps, "split", rows)
         try:
             trainer.begin()
+            trainer.end()  # so that its process has started
+            trainer.begin()
             time.sleep(SECONDS)
             began = time.monotonic()
             ps.split(table, 4)
@@ -78,10 +80,11 @@ def hot(report: Report, ps: dps.ParameterServer, rows: int, rounds: int) -> None
             time.sleep(seconds)
             until = time.monotonic()
             cpu = [sum(s.cpu_times()[:2]) - b for s, b in zip(servers, before, strict=True)]
-            rate = sum(trainer.end().rate(began + 0.3, until) for trainer in trainers)
-            return rate, min(cpu) / max(cpu)
+            rate = sum(trainer.end().rate(began, max(until, began + 1e-3)) for trainer in trainers)
+            return rate, min(cpu) / max(1e-3, *cpu)
 
         try:
+            over(0.0)  # so that their processes have started
             one, _ = over(SECONDS)
             began = time.monotonic()
             ps.split(table, 4)

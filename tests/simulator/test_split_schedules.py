@@ -9,7 +9,7 @@ from verdicts import assert_caught, problems
 
 import dps
 from dps.engine.client.functions import Running
-from dps.engine.controller.failover import Membership
+from dps.engine.controller.freezes import Freezes
 from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.server.requests import ServerRole
 from dps.engine.state.resharding import Division
@@ -140,7 +140,7 @@ def test_a_split_that_takes_too_long_leaves_the_table_as_it_was(sim):
     client.push("w", np.arange(100), 1)
     sim.part(["server-1"], ["controller", "server-0", "server-2", "driver"], seconds=0.9)
     membership = sim._controller.membership
-    membership.freeze("w", 0.3)
+    membership.freezes.freeze("w", 0.3)
     sim.sleep(0.6)
     assert not any(place.stepping_down for place in membership.places["w"])
     assert any("was not split within 0.3 s" in text for _, text in membership.events)
@@ -199,13 +199,13 @@ def test_the_end_of_a_run_that_forgets_a_table_is_caught(monkeypatch):
 
 WRONG = {  # and where to look first
     "parts begin without a ledger": ([(Division, "step", "list(bare.values())", "[e[:0] for e in bare.values()]")], []),
-    "tables are divided before they rest": ([(Membership, "rests", "== len(self.places[name])", ">= 0")], []),
+    "tables are divided before they rest": ([(Freezes, "rests", "== len(self.places[name])", ">= 0")], []),
     "a broken freeze is published": (
-        [(Membership, "rests", "not all(p.stepping_down for p in self.places[name])", "False")],
+        [(Freezes, "rests", "not all(p.stepping_down for p in self.places[name])", "False")],
         [],
     ),
     "servers without the parts are in the chains": (
-        [(Membership, "publish_split", "any(set(p.chain)", "any(set()")],
+        [(Freezes, "publish_split", "any(set(p.chain)", "any(set()")],
         [],
     ),
     "pushes wait for copies of a table that is gone": (

@@ -19,10 +19,11 @@ from distributed.protocol.pickle import loads
 
 from dps import config
 from dps.engine.controller.executor import Executor
-from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.failover import Membership
 from dps.engine.controller.function_procedures import FunctionProcedures
 from dps.engine.controller.procedures import TIMEOUT_SETTINGS
 from dps.engine.controller.server_procedures import ServerProcedures
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.daskapi.cordon import Cordon, client_of
 from dps.engine.daskapi.processes import VERSIONS_REQUEST, check_versions, own_security, own_version, version_in

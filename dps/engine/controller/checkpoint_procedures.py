@@ -33,7 +33,7 @@ from dps import config
 from dps.engine.checkpoints.reading import Origins
 from dps.engine.checkpoints.shard_file import FileRecord
 from dps.engine.checkpoints.store import Checkpoint, Store, Writer
-from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import (
     CallServers,
     InEndpoint,
@@ -48,6 +48,7 @@ from dps.engine.controller.procedures import (
     raised,
 )
 from dps.engine.controller.runs import Run, Runs
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec

@@ -31,10 +31,12 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dps import config
+from dps.engine.controller.freezes import Freezes, list_shards
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.coordination.liveness import Liveness
 from dps.engine.coordination.placement import (
     Place,
@@ -51,7 +53,6 @@ from dps.engine.coordination.placement import (
 )
 from dps.engine.state.names import shown
 from dps.engine.telemetry.reports import ReceivedReport, ServerReport
-from dps.engine.telemetry.snapshot import ServerPhase
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import (
@@ -69,12 +70,12 @@ from dps.engine.wire.messages import (
     encode,
 )
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
-from dps.errors import DataLostError, InputError, MovedError, ProtocolError, ServerGoneError, TooFewWorkersError
+from dps.errors import InputError, ProtocolError, ServerGoneError, TooFewWorkersError
 
 if TYPE_CHECKING:
     from dps.engine.state.recipes import Description
 
-__all__ = ["TICK_SECONDS", "Membership", "ServerRecord"]
+__all__ = ["TICK_SECONDS", "Membership"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,55 +85,7 @@ UNFIT_SECONDS = 1.0  # for which a server that was out of step joins no chain
 BACK_OFF_FACTOR = 3.0
 MAX_MOVES = 4  # shards that move at a time
 MAX_EVENTS = 256  # that are remembered
-MAX_ANCESTORS = 16  # of a table that was split
 FULL_SHARE = 0.95  # of a server's dps.memory, beyond which primaries of its copies make no rows
-
-
-class ServerRecord:
-    def __init__(self, number: int, worker: str, key: str):
-        self.number = number
-        self.worker = worker
-        self.key = key
-        self.address: tuple[str, int] | None = None
-        self.connection: RoleConnection | None = None
-        self.worker_removed = False  # by Dask
-        self.ready = False  # it has all tables and functions
-        self.silent = False  # no heartbeat has come for `dps.timeouts.silence`
-        self.failed = False  # it has ended itself, and is to be closed
-        self.full = False  # its tables take nearly all of its dps.memory, as it last reported
-        self.doubted = False  # no heartbeat has come since its connection broke, or since another server fell silent
-        self.leaving = False  # it is to be emptied and closed
-        # Calls about tables and functions, (method, arguments), that it could not take while it was out of reach.
-        self.missed: list[tuple[str, tuple[object, ...]]] = []
-        self.unfit_until = 0.0  # it was out of step, and joins no chain before
-
-    @property
-    def up(self) -> bool:
-        return self.connection is not None and not self.silent and not self.failed
-
-    @property
-    def serves(self) -> bool:
-        """Whether it can hold replicas: it is up, has all tables, and Dask has not removed its worker."""
-        return self.up and self.ready and not self.worker_removed
-
-    @property
-    def takes_replicas(self) -> bool:
-        """Whether shards may be placed on it: it can hold replicas, and is not to be emptied."""
-        return self.serves and not self.leaving
-
-    @property
-    def phase(self) -> ServerPhase:
-        if self.worker_removed or not self.up:
-            return ServerPhase.GONE
-        return ServerPhase.LEAVING if self.leaving else ServerPhase.UP
-
-
-class Freeze:
-    """A table whose primaries have been asked to step down, since an epoch and until a time."""
-
-    def __init__(self, since: int, until: float, seconds: float):
-        self.since, self.until, self.seconds = since, until, seconds
-        self.resting: set[int] = set()  # shards whose copies have everything
 
 
 class Membership:
@@ -177,7 +130,7 @@ class Membership:
         self._handovers: dict[tuple[str, int], tuple[PlacementStep, int, float]] = {}
         # (table, shard) -> a primary that could not hand over, and until when it is not asked again
         self._backing_off: dict[tuple[str, int], tuple[int, float]] = {}
-        self._freezes: dict[str, Freeze] = {}  # of tables that are frozen
+        self.freezes = Freezes(self)
         self._awaited: set[int] = set()  # doubted servers whose heartbeat is to decide whether a silent one leaves
         self._next = 0
         self._last_state: tuple | None = None  # at the last tick: the epoch, and the servers by state
@@ -189,7 +142,7 @@ class Membership:
             frames.SUSPECT: self.suspect,
             frames.FAILED: self.failed,
         }
-        self._publish()
+        self.publish()
 
     # -- called by the scheduler's loop, through the endpoint
 
@@ -233,80 +186,21 @@ class Membership:
             self.specs[spec["name"]] = spec
             self.places[spec["name"]] = places
             self.ancestors.pop(spec["name"], None)
-        self._publish()
+        self.publish()
 
     def drop_table(self, name: str) -> Description | None:
         self.places.pop(name, None)
         self.ancestors.pop(name, None)
-        self._forget_steps(name)
+        self.forget_steps(name)
         spec = self.specs.pop(name, None)
-        self._publish()
+        self.publish()
         return spec
 
-    # -- tables that are split
-
-    def freeze(self, name: str, seconds: float) -> None:
-        """Have all primaries of a table step down, for so many seconds at most: then its replicas do not change."""
-        now, epoch = self.endpoint.now(), self.epoch + 1
-        gone = [n for n, p in enumerate(self.places[name]) if not p.chain]
-        if gone:
-            raise DataLostError(f"table {name!r}: the last copy of {_list_shards(gone)} is gone; {self.remedy}")
-        self._freezes[name] = Freeze(epoch, now + seconds, seconds)
-        for shard, p in enumerate(self.places[name]):
-            alone = p if p.joiner is None else rechained(p, p.chain, None, epoch)
-            self._handovers.pop((name, shard), None)
-            self._set_place(name, shard, alone._replace(stepping_down=True))
-        self._publish()
-
-    def rests(self, name: str) -> bool:
-        """Whether all replicas of a frozen table are equal, and none changes; MovedError if the freeze is broken."""
-        freeze = self._freezes.get(name)
-        if freeze is None or not all(p.stepping_down for p in self.places[name]):
-            raise MovedError(f"servers of table {name!r} have failed, or its time was over, while it was frozen")
-        return len(freeze.resting) == len(self.places[name])
-
-    def holders(self, name: str) -> dict[int, list[int]]:
-        """The servers that have replicas of a table, and of which shards."""
-        held: dict[int, list[int]] = {}
-        for shard, p in enumerate(self.places[name]):
-            for number in p.chain:
-                held.setdefault(number, []).append(shard)
-        return held
-
-    def publish_split(self, spec: Description, divided: Mapping[int, Collection[int]]) -> None:
-        """Put a table with more shards in the place of the frozen one of its name.
-
-        `divided` has for each old shard the servers that have its parts. Raises MovedError if they do not suffice.
-        """
-        name, old = spec["name"], self.places[spec["name"]]
-        if not self.rests(name) or any(set(p.chain) - set(divided.get(n, ())) for n, p in enumerate(old)):
-            raise MovedError(f"servers of table {name!r} were out of reach while it was split")
-        times = spec["shards"] // len(old)
-        fences = [(self.epoch + 1,) * len(p.chain) for p in old]
-        self.places[name] = [Place(p.chain, None, f) for p, f in zip(old, fences, strict=True) for _ in range(times)]
-        self.ancestors[name] = [*self.ancestors.get(name, []), self.specs[name]["id"]][-MAX_ANCESTORS:]
-        self.specs[name] = spec
-        self._forget_steps(name)
-        self._publish()
-
-    def thaw(self, name: str) -> None:
-        """Let the primaries of a table that was frozen serve again."""
-        if self._freezes.pop(name, None) is not None:
-            self.places[name] = [p._replace(stepping_down=False) for p in self.places[name]]
-            self._publish()
-
-    def _forget_steps(self, name: str) -> None:
-        self._freezes.pop(name, None)
+    def forget_steps(self, name: str) -> None:
+        """Forget what is under way with a table, which is dropped or has other shards from now on."""
+        self.freezes.forget(name)
         self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
         self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}
-
-    def _end_late_freezes(self, now: float) -> None:
-        for name in [name for name, freeze in self._freezes.items() if now > freeze.until]:
-            self.note(
-                f"table {name!r} was not split within {self._freezes[name].seconds:g} s, for half of which clients "
-                "wait (dps.timeouts.request): it goes on as it was"
-            )
-            self.thaw(name)
 
     def retire(self, numbers: list[int]) -> None:
         """Have these servers emptied."""
@@ -337,7 +231,7 @@ class Membership:
     def set_remedy(self, text: str) -> None:
         """Set what the error for a lost shard tells users to do."""
         self.remedy = text
-        self._publish()
+        self.publish()
 
     def seconds_since_heartbeat(self, number: int) -> float:
         return self.endpoint.now() - self._liveness.last_heartbeat(number)
@@ -372,7 +266,7 @@ class Membership:
         server.connection = connection
         connection.party = server
         self._liveness.heartbeat(server.number, self.endpoint.now())
-        self._publish()
+        self.publish()
 
     def beat(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         server = self._server(connection)
@@ -388,7 +282,7 @@ class Membership:
             server.silent = False
             self.note(f"server {server.number} is back", stands=self._is_member(server.number))
             self._fail_over()  # where all copies were silent, it takes over
-            self._publish()
+            self.publish()
         full = [number for number, record in self.servers.items() if record.full and record.up]
         connection.reply(Header(frames.OK, request=header.request), encode(FullServers(full)) if full else b"")
 
@@ -399,26 +293,24 @@ class Membership:
         if p.chain[-1:] == (sender,) and p.joiner == message.server and message.epoch >= p.fences[-1]:
             text = f"server {p.joiner} holds shard {shard} of table {name!r}"
             self.note(text, logging.INFO, self._is_member(p.joiner))
-            self._set_place(name, shard, appended(p, self.epoch + 1))
+            self.set_place(name, shard, appended(p, self.epoch + 1))
             self._begin_steps(self.endpoint.now())
-            self._publish()
+            self.publish()
 
     def stepped_down(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         sender, message = self._server(connection).number, decode(SteppedDown, body)
         name, shard = message.table, message.shard
         p = self._place(name, shard)
-        freeze = self._freezes.get(name)
-        if freeze is not None and p.stepping_down and p.chain[:1] == (sender,) and message.epoch >= freeze.since:
-            freeze.resting.add(shard)
+        if self.freezes.stepped_down(name, shard, sender, message.epoch):
             return
         step, since, _ = self._handovers.get((name, shard), (None, 0, 0.0))
         if step is None or not p.stepping_down or p.chain[:1] != (sender,) or message.epoch < since:
             return
         del self._handovers[name, shard]
         new = handed_over(p, step, self._staying(), self.specs[name]["copies"], self.epoch + 1)
-        self._set_place(name, shard, new, stepped_down=True)
+        self.set_place(name, shard, new, stepped_down=True)
         self._begin_steps(self.endpoint.now())
-        self._publish()
+        self.publish()
 
     def suspect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         reporter, message = self._server(connection).number, decode(Suspect, body)
@@ -433,14 +325,14 @@ class Membership:
             out.setdefault(name, []).append(shard)
             chain = [n for n in p.chain if n != suspected]
             joiner = None if p.joiner == suspected or not chain else p.joiner
-            self._set_place(name, shard, rechained(p, chain, joiner, self.epoch + 1))
+            self.set_place(name, shard, rechained(p, chain, joiner, self.epoch + 1))
         for name, shards in out.items():
             why = shown(message.why, 1000)
-            self.note(f"server {suspected} is out of step with {_list_shards(shards)} of table {name!r}: {why}")
+            self.note(f"server {suspected} is out of step with {list_shards(shards)} of table {name!r}: {why}")
         if out:
             if suspected in self.servers:
                 self.servers[suspected].unfit_until = self.endpoint.now() + UNFIT_SECONDS
-            self._publish()
+            self.publish()
 
     def failed(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         message = decode(ServerFailed, body)
@@ -477,10 +369,10 @@ class Membership:
                 server.doubted = True
         if fresh or self._awaited:
             self._fail_over()
-        self._end_late_freezes(now)
+        self.freezes.end_late(now)
         changed = self._end_late_handovers(now)
         if self._begin_steps(now, changed) or changed:
-            self._publish()
+            self.publish()
 
     def _begin_steps(self, now: float, changed: bool = True) -> bool:
         """Begin the next steps of placement; returns whether there are any. To be published then.
@@ -509,7 +401,7 @@ class Membership:
             if not p.stepping_down:  # another server has become the primary meanwhile
                 continue
             patience = config.seconds("step-down")
-            self._set_place(name, shard, p._replace(stepping_down=False))
+            self.set_place(name, shard, p._replace(stepping_down=False))
             self._backing_off[name, shard] = p.chain[0], now + BACK_OFF_FACTOR * patience
             self.note(
                 f"server {p.chain[0]} could not hand over shard {shard} of table {name!r} within {patience:g} s "
@@ -530,12 +422,12 @@ class Membership:
     def _begin_step(self, step: PlacementStep, now: float) -> None:
         p = self.places[step.table][step.shard]
         if step.kind == StepKind.JOIN:
-            self._set_place(step.table, step.shard, joined(p, step.server, self.epoch + 1))
+            self.set_place(step.table, step.shard, joined(p, step.server, self.epoch + 1))
         elif step.kind == StepKind.DROP and step.server != p.chain[0]:
             chain = [n for n in p.chain if n != step.server]
-            self._set_place(step.table, step.shard, rechained(p, chain, p.joiner, self.epoch + 1))
+            self.set_place(step.table, step.shard, rechained(p, chain, p.joiner, self.epoch + 1))
         else:
-            self._set_place(step.table, step.shard, p._replace(stepping_down=True))
+            self.set_place(step.table, step.shard, p._replace(stepping_down=True))
             self._handovers[step.table, step.shard] = step, self.epoch + 1, now + config.seconds("step-down")
 
     def _fail_over(self) -> None:
@@ -553,16 +445,16 @@ class Membership:
                     self._awaited.update(set(new.chain) - silent)
                 if new is not p:
                     changed = True
-                    self._set_place(name, shard, new)
+                    self.set_place(name, shard, new)
                     if not new.chain:
                         lost_shards.append(shard)
             if lost_shards:
-                self.note(f"the last copy of {_list_shards(lost_shards)} of table {name!r} is gone")
+                self.note(f"the last copy of {list_shards(lost_shards)} of table {name!r} is gone")
         for number in gone:
             self.failures += not (self.servers[number].silent or self.servers[number].failed)
             self.remove_server(number)
         if changed or gone:
-            self._publish()
+            self.publish()
 
     # -- inside
 
@@ -598,14 +490,14 @@ class Membership:
             raise ProtocolError(f"a server's message names a shard that does not exist: {shard} of table {name!r}")
         return places[shard]
 
-    def _set_place(self, name: str, shard: int, new: Place, stepped_down: bool = False) -> None:
+    def set_place(self, name: str, shard: int, new: Place, stepped_down: bool = False) -> None:
         old = self.places[name][shard]
         if old.chain[:1] != new.chain[:1]:
             before, after = next(iter(old.chain), None), next(iter(new.chain), None)
             self._on_primary(self.specs[name]["id"], shard, before, after, stepped_down)
         self.places[name][shard] = new
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Begin a new epoch: send the placement to the servers, and renew the route for clients."""
         self.epoch += 1
         addresses = {n: s.address for n, s in self.servers.items() if s.address is not None and not s.failed}
@@ -641,8 +533,3 @@ class Membership:
     def news(self) -> list[tuple[float, str]]:
         """The events that still matter: not those of runs that are over or of servers that were closed."""
         return [event for event, stands in zip(self.events, self._still_true, strict=True) if stands()]
-
-
-def _list_shards(shards: list[int]) -> str:
-    few = ", ".join(map(str, shards[:8]))
-    return f"shard{'s' * (len(shards) > 1)} {few}" + (f", ... ({len(shards)})" if len(shards) > 8 else "")

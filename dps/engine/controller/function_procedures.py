@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import CallServers, Lock, Procedure, ServerCall, holding
+from dps.engine.controller.server_record import ServerRecord
 from dps.errors import InputError, LimitError, ServerGoneError
 
 __all__ = ["FunctionProcedures"]

@@ -24,9 +24,10 @@ import msgspec
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dps.engine.controller.failover import TICK_SECONDS, ServerRecord
+from dps.engine.controller.failover import TICK_SECONDS
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.seating import Seating
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.session import Session
 from dps.engine.controller.verbs import SESSION_VERBS
 from dps.engine.daskapi.cordon import Cordon

@@ -15,7 +15,7 @@ what was refused again, its keys divided anew. What holds, and why:
 * All replicas of a part are equal: the servers tell of which version of a shard their parts are.
 * A server that dies leaves the chains as at any other time. Its replicas are not waited for.
 * The time for it is limited by `FREEZE_SHARE` of ``dps.timeouts.request``, for which clients wait. A table that is
-  frozen for longer thaws by itself (`Membership.tick`), also when this procedure has ended in the middle.
+  frozen for longer thaws by itself (`Freezes.end_late`), also when this procedure has ended in the middle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dps import config
-from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import (
     CallServers,
     InEndpoint,
@@ -37,6 +37,7 @@ from dps.engine.controller.procedures import (
     Uninterrupted,
     holding,
 )
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.resharding import resharded
@@ -95,16 +96,16 @@ class ReshardingProcedures:
         if self.membership.specs.get(name) is not old:
             raise MovedError(f"table {name!r} was replaced meanwhile")
         ready = {server.number for server in self._up() if server.ready}
-        if absent := (yield InEndpoint(self.membership.holders, (name,))).keys() - ready:
+        if absent := (yield InEndpoint(self.membership.freezes.holders, (name,))).keys() - ready:
             raise ServerGoneError(f"server {min(absent)}, which has shards of table {name!r}, is out of reach")
-        yield InEndpoint(self.membership.freeze, (name, FREEZE_SHARE * config.seconds("request")))
+        yield InEndpoint(self.membership.freezes.freeze, (name, FREEZE_SHARE * config.seconds("request")))
         try:
-            while not (yield InEndpoint(self.membership.rests, (name,))):
+            while not (yield InEndpoint(self.membership.freezes.rests, (name,))):
                 yield Sleep(POLL_SECONDS)
             divided = yield from self._divide(old, spec)
-            yield InEndpoint(self.membership.publish_split, (spec, divided))
+            yield InEndpoint(self.membership.freezes.publish_split, (spec, divided))
         except BaseException:
-            yield InEndpoint(self.membership.thaw, (name,))
+            yield InEndpoint(self.membership.freezes.thaw, (name,))
             yield Uninterrupted(self._tables.forget(spec["id"]))
             raise
         seconds = self._now() - began
@@ -115,7 +116,7 @@ class ReshardingProcedures:
 
     def _divide(self, old: Description, spec: Description) -> Procedure[dict[int, set[int]]]:
         """Have each server make its part of the new table; the servers that have the parts of each old shard."""
-        held = yield InEndpoint(self.membership.holders, (spec["name"],))
+        held = yield InEndpoint(self.membership.freezes.holders, (spec["name"],))
         ready = [server for server in self._up() if server.ready]
         calls = [
             ServerCall(server.number, "reshard", (old["id"], spec, held[server.number]))

@@ -22,9 +22,10 @@ from typing import TypeAlias
 import msgspec
 
 from dps import config
-from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import CallServers, InEndpoint, Procedure, ServerCall, Sleep
 from dps.engine.controller.runs import Runs
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.coordination.placement import Place
 from dps.engine.wire.messages import Shards
 from dps.errors import RequestTimeoutError

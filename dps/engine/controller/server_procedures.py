@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from dps import config
-from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import (
     Ask,
     CallServers,
@@ -34,6 +34,7 @@ from dps.engine.controller.procedures import (
     holding,
     raised,
 )
+from dps.engine.controller.server_record import ServerRecord
 from dps.errors import ClosedError, ServerGoneError, TooFewWorkersError
 
 __all__ = ["MAINTENANCE_SECONDS", "ServerProcedures", "Workers"]

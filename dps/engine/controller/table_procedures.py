@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import (
     CallServers,
     InEndpoint,
@@ -27,6 +27,7 @@ from dps.engine.controller.procedures import (
     holding,
     raised,
 )
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
 from dps.errors import NameInUseError, UnknownTableError

@@ -19,6 +19,7 @@ function_exchange  what the server and that process exchange: messages, and arra
 function_child     what runs in that process
 function_boot      the program with which it starts
 large_ops          carries large ops out in a thread beside the loop, and puts them in place between requests
+resharding         makes the shards of a table that is cut into more, of the replicas here, piece by piece
 closings           closes clocks with many sums, shard by shard, between requests
 beside_thread      the thread in which such work is done
 heartbeat          heartbeats to the controller, and the lease that they renew

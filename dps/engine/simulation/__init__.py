@@ -4,6 +4,7 @@
 simulation.py     Simulation: the public face
 faults.py         Faults: what goes wrong, as named numbers; Mischief carries it out
 roles.py          the controller and the servers
+beside.py         what a server does beside its loop: functions, large ops, files of checkpoints
 executor.py       carries out the controller's procedures
 disk.py           the store of checkpoints
 trainers.py       SimTrainers: starts the trainers, and starts lost trainers again

@@ -8,37 +8,35 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
 from dps import config
 from dps.engine.checkpoints.reading import Origins, SavedShard, fill
-from dps.engine.checkpoints.shard_file import FileRecord
 from dps.engine.checkpoints.store import Store
 from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
-from dps.engine.controller.failover import TICK_SECONDS, Membership, ServerRecord
+from dps.engine.controller.failover import TICK_SECONDS, Membership
 from dps.engine.controller.function_procedures import FunctionProcedures
 from dps.engine.controller.procedures import TIMEOUT_SETTINGS, Procedure, ServerCall
 from dps.engine.controller.resharding_procedures import ReshardingProcedures
 from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.server_procedures import ServerProcedures
+from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
-from dps.engine.server.beside_thread import Outcome
-from dps.engine.server.checkpoint_writer import CheckpointWriter, Writing
+from dps.engine.server.checkpoint_writer import CheckpointWriter
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
-from dps.engine.server.replicas import Replica
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
 from dps.engine.server.resharding import Resharding
+from dps.engine.simulation.beside import MAX_PIECE_SECONDS, SimRunner, SimWriting
 from dps.engine.simulation.endpoint import SimConnection, SimEndpoint
 from dps.engine.simulation.executor import SimExecutor, SimLock
 from dps.engine.simulation.network import Network
-from dps.engine.simulation.world import Party, Task
+from dps.engine.simulation.world import Party
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.snapshot import Cut, Piece
 from dps.engine.state.transfer import first_difference
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
@@ -49,16 +47,12 @@ from dps.errors import CheckpointError, DPSError, ServerGoneError
 
 __all__ = ["SECRET", "SESSION", "SimController", "SimServer"]
 
-T = TypeVar("T")
 Reply: TypeAlias = Callable[[object], None]  # takes a server's answer, or its error
 SESSION, SECRET = "simulated", "00" * 32
 POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
 REPORT_SECONDS = 0.3  # between two reports of a server's load
 BLOCKING = {"save", "end_cut", "load", "settle", "reshard"}  # methods of a server that wait, for its disk or its copies
 MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
-MAX_PIECE_SECONDS = 0.02  # and to write a piece of one
-MAX_FUNCTION_SECONDS = 0.02  # before and after a function
-PIECE_BYTES = 256  # so small that a shard has several
 
 
 class SimServer:
@@ -148,59 +142,6 @@ class SimServer:
                 raise
             except Exception as error:
                 raise CheckpointError(f"{error!r:.500}") from error
-
-
-class SimRunner:
-    """Runs functions and large ops at some moment of virtual time; the server goes on meanwhile."""
-
-    def __init__(self, party: Party):
-        self._party = party
-
-    def run(self, work: Callable[[], object], seconds: float, done: Callable[[Outcome], None]) -> None:
-        def begin() -> None:
-            try:
-                outcome = Outcome(work(), None)
-            except Exception as error:
-                outcome = Outcome(None, error)
-            self._party.later(self._party.world.random.uniform(0.0, MAX_FUNCTION_SECONDS), done, outcome)
-
-        self._party.later(self._party.world.random.uniform(0.0, MAX_FUNCTION_SECONDS), begin)
-
-    def close(self) -> None:
-        pass
-
-
-class SimWriting(Writing):
-    """The writing of a checkpoint's files, as a task of the server's party. The server goes on between two pieces."""
-
-    def __init__(
-        self, party: Party, number: int, replicas: list[Replica], write: Callable[[Replica, Writing], FileRecord]
-    ):
-        super().__init__(number, replicas, write)
-        self._party = party
-        self._task: Task | None = None
-
-    def start(self) -> None:
-        self._task = self._party.spawn(self.work)
-
-    def is_alive(self) -> bool:
-        return self._task is not None and not self._task.done
-
-    def join(self, seconds: float) -> None:
-        until = self._party.now() + seconds
-        while self.is_alive() and self._party.now() < until:
-            self._party.sleep(POLL_SECONDS)
-
-    def pieces(self, cut: Cut) -> Iterator[Piece]:
-        cut.fetch_keys()
-        for piece in cut.pieces(PIECE_BYTES):
-            if self.stop:
-                raise CheckpointError("the checkpoint was given up")
-            yield piece
-            self._party.sleep(self._party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
-
-    def wait(self, function: Callable[..., T], *args: object) -> T:
-        return function(*args)
 
 
 class SimWorkers:

@@ -28,6 +28,7 @@ recipes            optimizers, initialisers and schedules as dicts, and back
 snapshot           Cut: a shard as of a clock, read while ops go on
 gone               the keys of rows that went lately, and why, for readers
 memory             bytes that shards take, and by how many an op makes them grow
+resharding         a shard as several shards of a table that is cut into more
 scan               the rows of a keyed shard in a range of keys, piece after piece while ops go on
 transfer           copying a shard to another server while ops go on
 ================== ===============================================================================

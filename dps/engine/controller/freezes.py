@@ -1,0 +1,136 @@
+"""Freezes: tables whose primaries have all stepped down, so that no replica changes while the table is split.
+
+Everything here happens in the thread of the controller's endpoint, as `failover.py` does, to whose placements it
+belongs. A freeze is broken when a primary of the table may serve again: because its server has failed, so that another
+one leads, or because the time of the freeze is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from dps.engine.coordination.placement import Place, rechained
+from dps.engine.wire.protocols import RoleEndpoint
+from dps.errors import DataLostError, MovedError
+
+if TYPE_CHECKING:
+    from dps.engine.state.recipes import Description
+
+__all__ = ["Freezes", "list_shards"]
+
+MAX_ANCESTORS = 16  # numbers that a table had before it was split
+
+
+class FreezingOwner(Protocol):
+    """The parts of the membership that freezes use: see :class:`dps.engine.controller.failover.Membership`."""
+
+    endpoint: RoleEndpoint
+    specs: dict[str, Description]
+    places: dict[str, list[Place]]
+    ancestors: dict[str, list[int]]
+    epoch: int
+    remedy: str
+
+    @property
+    def note(self) -> Callable[[str], None]: ...
+    def publish(self) -> None: ...
+    def set_place(self, name: str, shard: int, new: Place) -> None: ...
+    def forget_steps(self, name: str) -> None: ...
+
+
+class Freeze:
+    """A table whose primaries have been asked to step down, since an epoch and until a time."""
+
+    def __init__(self, since: int, until: float, seconds: float):
+        self.since, self.until, self.seconds = since, until, seconds
+        self.resting: set[int] = set()  # shards whose copies have everything
+
+
+class Freezes:
+    """The freezes of one parameter server: see the module's docstring."""
+
+    def __init__(self, owner: FreezingOwner):
+        self._owner = owner
+        self._freezes: dict[str, Freeze] = {}
+
+    def freeze(self, name: str, seconds: float) -> None:
+        """Have all primaries of a table step down, for so many seconds at most: then its replicas do not change."""
+        now, epoch = self._owner.endpoint.now(), self._owner.epoch + 1
+        gone = [n for n, p in enumerate(self._owner.places[name]) if not p.chain]
+        if gone:
+            raise DataLostError(f"table {name!r}: the last copy of {list_shards(gone)} is gone; {self._owner.remedy}")
+        self._owner.forget_steps(name)
+        self._freezes[name] = Freeze(epoch, now + seconds, seconds)
+        for shard, p in enumerate(self._owner.places[name]):
+            alone = p if p.joiner is None else rechained(p, p.chain, None, epoch)
+            self._owner.set_place(name, shard, alone._replace(stepping_down=True))
+        self._owner.publish()
+
+    def rests(self, name: str) -> bool:
+        """Whether all replicas of a frozen table are equal, and none changes; MovedError if the freeze is broken."""
+        freeze = self._freezes.get(name)
+        if freeze is None or not all(p.stepping_down for p in self._owner.places[name]):
+            raise MovedError(f"servers of table {name!r} have failed, or its time was over, while it was frozen")
+        return len(freeze.resting) == len(self._owner.places[name])
+
+    def holders(self, name: str) -> dict[int, list[int]]:
+        """The servers that have replicas of a table, and of which shards."""
+        held: dict[int, list[int]] = {}
+        for shard, p in enumerate(self._owner.places[name]):
+            for number in p.chain:
+                held.setdefault(number, []).append(shard)
+        return held
+
+    def publish_split(self, spec: Description, divided: Mapping[int, Collection[int]]) -> None:
+        """Put a table with more shards in the place of the frozen one of its name.
+
+        `divided` has for each old shard the servers that have its parts. Raises MovedError if they do not suffice.
+        """
+        name, old = spec["name"], self._owner.places[spec["name"]]
+        if not self.rests(name) or any(set(p.chain) - set(divided.get(n, ())) for n, p in enumerate(old)):
+            raise MovedError(f"servers of table {name!r} were out of reach while it was split")
+        times = spec["shards"] // len(old)
+        fences = [(self._owner.epoch + 1,) * len(p.chain) for p in old]
+        self._owner.places[name] = [
+            Place(p.chain, None, f) for p, f in zip(old, fences, strict=True) for _ in range(times)
+        ]
+        self._owner.ancestors[name] = [*self._owner.ancestors.get(name, []), self._owner.specs[name]["id"]][
+            -MAX_ANCESTORS:
+        ]
+        self._owner.specs[name] = spec
+        self._owner.forget_steps(name)
+        self._owner.publish()
+
+    def thaw(self, name: str) -> None:
+        """Let the primaries of a table that was frozen serve again."""
+        if self._freezes.pop(name, None) is not None:
+            self._owner.places[name] = [p._replace(stepping_down=False) for p in self._owner.places[name]]
+            self._owner.publish()
+
+    def stepped_down(self, name: str, shard: int, server: int, epoch: int) -> bool:
+        """Note that a primary has stepped down in an epoch; whether its table is frozen."""
+        freeze = self._freezes.get(name)
+        if freeze is None:
+            return False
+        p = self._owner.places[name][shard]
+        if p.stepping_down and p.chain[:1] == (server,) and epoch >= freeze.since:
+            freeze.resting.add(shard)
+        return True
+
+    def forget(self, name: str) -> None:
+        self._freezes.pop(name, None)
+
+    def end_late(self, now: float) -> None:
+        """Thaw the tables whose time is over."""
+        for name in [name for name, freeze in self._freezes.items() if now > freeze.until]:
+            self._owner.note(
+                f"table {name!r} was not split within {self._freezes[name].seconds:g} s, for half of which clients "
+                "wait (dps.timeouts.request): it goes on as it was"
+            )
+            self.thaw(name)
+
+
+def list_shards(shards: list[int]) -> str:
+    few = ", ".join(map(str, shards[:8]))
+    return f"shard{'s' * (len(shards) > 1)} {few}" + (f", ... ({len(shards)})" if len(shards) > 8 else "")
