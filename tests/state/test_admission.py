@@ -178,7 +178,7 @@ def test_a_cut_and_a_checkpoint_have_the_counts_of_their_clock():
     )
     shard.end_cut()
     restored = KeyedShard(shard.spec, 0)
-    fill(restored, SavedShard(store, [writer.commit([record])], "w", 0))
+    fill(restored, [SavedShard(store, [writer.commit([record])], "w", 0)])
     assert rows_of(restored) == {1: 1}
     push(restored, [2, 3])
     assert rows_of(restored) == {1: 1}

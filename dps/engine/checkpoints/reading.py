@@ -14,11 +14,14 @@ from dps.engine.checkpoints.store import Store
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.ages import restore_ages
 from dps.engine.state.op_views import DeleteOp
-from dps.engine.state.ops import NO_CLOCK
+from dps.engine.state.ops import NO_CLOCK, TableSpec
+from dps.engine.state.partition import bound, group
 from dps.engine.state.shard import DenseShard, KeyedShard
 
-__all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard"]
+__all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard", "sources"]
 
+MORE_ROWS = 1.05  # for which a part of a saved shard makes room: hashes do not spread quite evenly
+NO_OP = (-(1 << 62), 0)  # before each op
 # Files that one process reads at a time: while it puts the rows of one in their places, the disk reads others.
 FILES_AT_ONCE = 4
 
@@ -177,21 +180,80 @@ class Origins(NamedTuple):
 UNCHANGED_ORIGINS = Origins()
 
 
-def fill(shard: DenseShard | KeyedShard, saved: SavedShard, origins: Origins = UNCHANGED_ORIGINS) -> None:
-    """Load a saved shard into a new one: rows, optimizer state, clock, and the last op of each origin."""
+def fill(shard: DenseShard | KeyedShard, saved: Sequence[SavedShard], origins: Origins = UNCHANGED_ORIGINS) -> None:
+    """Load a new shard from the saved ones that have rows of it: rows, optimizer state, clock, ledger."""
     if isinstance(shard, KeyedShard):
-        shard.expect(saved.files[0][1].rows)
-    for file in saved.opened():
-        if len(file.removed):
-            shard.delete_rows(DeleteOp(file.removed, 0, len(file.removed), NO_CLOCK, 1).op())
-        for where, rows in file.pieces():
-            shard.load(where, rows)  # type: ignore[arg-type]
-    ledger = origins.take_over(saved.ledger) if "last" in saved.ledger else Ledger()
-    shard.restore(clock=int(saved.metadata.get("latest", 0)), version=0, ledger=ledger)
-    if "ages" in saved.metadata:
-        restore_ages(shard, saved.metadata["ages"])
+        shares = len(saved) * saved[0].spec.shards / shard.spec.shards
+        rows = sum(each.files[0][1].rows for each in saved)
+        shard.expect(rows if shares >= 1 else int(MORE_ROWS * shares * rows) + 1)
+    for each in saved:
+        for file in each.opened():
+            removed, _ = own_rows(shard, each.spec, file.removed, file.removed)
+            if isinstance(removed, np.ndarray) and len(removed):
+                shard.delete_rows(DeleteOp(removed, 0, len(removed), NO_CLOCK, 1).op())
+            for where, values in file.pieces():
+                shard.load(*own_rows(shard, each.spec, where, values))  # type: ignore[arg-type]
+    kept = merged_ledger([each.ledger for each in saved], saved[0].spec.shards == shard.spec.shards)
+    ledger = origins.take_over(kept) if "last" in kept else Ledger()
+    shard.restore(clock=max(int(each.metadata.get("latest", 0)) for each in saved), version=0, ledger=ledger)
+    if "ages" in saved[0].metadata:
+        restore_ages(shard, saved[0].metadata["ages"])
     if shard.admission is not None:
-        shard.admission.restore(saved.ledger)
+        shard.admission.restore(saved[0].ledger)
+
+
+def sources(saved: int, shards: int, number: int) -> range:
+    """The shards of a table saved in `saved` of them that have rows of shard `number` of `shards`.
+
+    >>> sources(4, 4, 1), sources(2, 8, 5), sources(8, 2, 1), sources(3, 2, 0)
+    (range(1, 2), range(1, 2), range(4, 8), range(0, 2))
+    """
+    return range(number * saved // shards, -(-(number + 1) * saved // shards))
+
+
+def own_rows(
+    shard: DenseShard | KeyedShard, saved: TableSpec, where: np.ndarray | int, rows: np.ndarray
+) -> tuple[np.ndarray | int, np.ndarray]:
+    """Those of some saved rows that belong to the shard: their keys, or the number of the first one; and the rows."""
+    spec, number = shard.spec, shard.number
+    if saved.shards == spec.shards:
+        return where, rows
+    if isinstance(where, np.ndarray):
+        grouping = group(np.ascontiguousarray(where), 0, spec.shards, spec.name, spec.cells)
+        mine = slice(*grouping.starts[number : number + 2])
+        which = mine if grouping.order is None else grouping.order[mine]
+        return where[which], rows[which]
+    low, high = (bound(n, spec.rows or 0, spec.shards) for n in (number, number + 1))
+    first = min(max(low, where), high)
+    return first, rows[first - where : max(min(high, where + len(rows)), first) - where]
+
+
+def merged_ledger(ledgers: Sequence[dict[str, np.ndarray]], whole: bool) -> dict[str, np.ndarray]:
+    """The ledger of a shard that is made of several, as arrays: of each origin the latest op in any of them.
+
+    A checkpoint has the same ops of a trainer in all shards. Answers belong to a `whole` shard.
+
+    >>> one, other = Ledger(), Ledger()
+    >>> one.note(7, 0, 3, 1), other.note(7, 1, 2, 5), other.retire(8, 2)
+    (None, None, None)
+    >>> merged = Ledger.from_arrays(merged_ledger([one.to_arrays(), other.to_arrays()], whole=False))
+    >>> merged.certificate(), merged.retired(9)
+    (array([[7, 3, 1]]), True)
+    """
+    if whole or "last" not in ledgers[0]:
+        return ledgers[0]
+    merged = Ledger(*ledgers[0]["limits"].tolist())
+    latest: dict[int, list[int]] = {}
+    for ledger in ledgers:
+        for origin, attempt, clock, number in ledger["last"].tolist():
+            before = latest.get(origin, [0, *NO_OP])
+            latest[origin] = [max(attempt, before[0]), *max((clock, number), (before[1], before[2]))]
+    for origin, last in latest.items():
+        merged.note(origin, *last)
+    for ledger in ledgers:
+        for first, end in ledger["retired"].tolist():
+            merged.retire(first, end - first)
+    return {**ledgers[0], **merged.to_arrays()}
 
 
 def fill_all(
@@ -225,9 +287,11 @@ def fill_all(
     [[[3.0], [4.0]], [[3.0], [4.0]]]
     """
     chain = store.chain(checkpoint)
+    saved = chain[-1].tables[table].shards
 
     def fill_one(number: int) -> None:
-        fill(shards[number], SavedShard(store, chain, table, number), origins)
+        found = [SavedShard(store, chain, table, n) for n in sources(saved, shards[number].spec.shards, number)]
+        fill(shards[number], found, origins)
 
     with concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE, "dps-restore") as pool:
         for _ in pool.map(fill_one, shards):

@@ -3,8 +3,8 @@
 ============= ========================================================================================
 plugin        the SchedulerPlugin, and all parameter servers of its scheduler
 verbs         what drivers ask of one parameter server, by verb
-session       one parameter server's parts, put together; checkpoint_procedures.py and autoscaling_procedures.py have the
-              controller's part in checkpoints, and how the number of servers follows the load
+session       one parameter server's parts, put together; checkpoint_procedures.py and autoscaling_procedures.py have
+              the controller's part in checkpoints, and how the number of servers follows the load
 server_record what the controller knows of one server
 failover      membership: which servers are up, which takes over, which shards move; the route
 freezes       tables whose replicas do not change, because they are being split; resharding_procedures.py has the steps

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -333,7 +333,8 @@ class CheckpointProcedures:
                 wanted = request.tables or list(checkpoint.tables)
                 if unknown := sorted(set(wanted) - checkpoint.tables.keys()):
                     raise InputError(f"checkpoint {each!r} has no table {', '.join(map(repr, unknown))}")
-                yield from self._bring_back(store, checkpoint, wanted, request.storage_options)
+                shards = checked_shards(request.shards, checkpoint, wanted)
+                yield from self._bring_back(store, checkpoint, wanted, request.storage_options, shards)
             except CheckpointError as error:
                 if name is not None:
                     raise CheckpointError(f"checkpoint {name!r} cannot be restored: {error}") from error
@@ -350,6 +351,7 @@ class CheckpointProcedures:
         checkpoint: Checkpoint,
         tables: list[str],
         storage_options: dict[str, object],
+        shards: Mapping[str, int],
     ) -> Procedure[None]:
         """Make all tables anew, fill them, and only then publish them, all at once."""
         saved = saved_run(checkpoint)
@@ -359,7 +361,8 @@ class CheckpointProcedures:
         made: list[tuple[Description, list[Place]]] = []
         try:
             for table in tables:
-                fields = checkpoint.tables[table].to_dict()
+                saved_spec = checkpoint.tables[table]
+                fields = dataclasses.replace(saved_spec, shards=shards.get(table, saved_spec.shards)).to_dict()
                 fields["copies"] = min(fields["copies"], max(1, sum(s.ready and not s.leaving for s in self._up())))
                 made.append((yield from self._tables.make(fields, load)))
             old = [self.membership.specs[table]["id"] for table in tables if table in self.membership.specs]
@@ -392,6 +395,21 @@ class CheckpointProcedures:
     def resumed(self) -> None:
         """A run has begun: the restored run cannot be resumed any more."""
         self.restored = None
+
+
+def checked_shards(shards: Mapping[str, int], checkpoint: Checkpoint, tables: Iterable[str]) -> Mapping[str, int]:
+    """The numbers of shards that tables are to be restored with; InputError where that cannot be."""
+    for table, count in shards.items():
+        if table not in tables:
+            raise InputError(f"shards= names table {table!r}, which is not restored")
+        saved = checkpoint.tables[table]
+        dataclasses.replace(saved, shards=count)  # raises where a table cannot have so many
+        if count < saved.shards and saved.life.asks:
+            raise InputError(
+                f"table {table!r} was saved in {saved.shards} shards, each of which counts the ages of its rows by "
+                f"itself: restore it with as many or more, not with {count}"
+            )
+    return shards
 
 
 def saved_run(checkpoint: Checkpoint) -> SavedRun | None:

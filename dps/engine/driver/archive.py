@@ -10,7 +10,7 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -91,13 +91,14 @@ def restore(
     checkpoint: str | None,
     tables: list[str] | None,
     storage_options: Options | None,
+    shards: Mapping[str, int],
 ) -> Json:
     """See :meth:`dps.ParameterServer.restore`."""
     if checkpoint is not None:
         check_name("checkpoint", checkpoint)
-    for table in tables or ():
+    for table in (*(tables or ()), *shards):
         check_name("table", table)
-    request = RestoreRequest(str(url), checkpoint, tables, storage_options or {})
+    request = RestoreRequest(str(url), checkpoint, tables, storage_options or {}, dict(shards))
     encoded = call("restore", request=msgspec.msgpack.encode(request))
     answer = msgspec.msgpack.decode(encoded, type=RestoreAnswer)
     for name, error in answer.passed.items():

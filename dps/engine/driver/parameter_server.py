@@ -1172,6 +1172,7 @@ class ParameterServer:
         *,
         tables: Sequence[TableLike] | None = None,
         storage_options: Options | None = None,
+        shards: Mapping[TableLike, int] | None = None,
     ) -> Json:
         """Bring tables back as they were in a checkpoint, in the place of those of the same names.
 
@@ -1189,6 +1190,8 @@ class ParameterServer:
             Only these.
         storage_options : dict, optional
             For fsspec.
+        shards : dict, optional
+            Table -> how many shards it is to have, more or fewer than it had; by default as many as it had.
 
         Returns
         -------
@@ -1199,9 +1202,12 @@ class ParameterServer:
         ------
         CheckpointError
             There is none, or the one named is damaged. The tables are as they were.
+        InputError
+            A table cannot have so many shards. One whose rows go by themselves cannot have fewer than it had.
         """
         names = None if tables is None else [table_name(table) for table in tables]
-        answer = restore(self._connection.call, url, checkpoint, names, storage_options)
+        counts = {table_name(table): count for table, count in (shards or {}).items()}
+        answer = restore(self._connection.call, url, checkpoint, names, storage_options, counts)
         self._connection.forget_routes()
         return answer
 

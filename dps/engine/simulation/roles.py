@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from dps import config
-from dps.engine.checkpoints.reading import Origins, SavedShard, fill
+from dps.engine.checkpoints.reading import Origins, SavedShard, fill, sources
 from dps.engine.checkpoints.store import Store
 from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
@@ -135,7 +135,9 @@ class SimServer:
         for number in shards:
             self.party.sleep(self.party.world.random.uniform(0.0, MAX_LOAD_SECONDS))
             store = Store(url, storage_options=options)
-            saved = SavedShard(store, store.chain(name), replicas[number].spec.name, number)
+            spec, chain = replicas[number].spec, store.chain(name)
+            which = sources(chain[-1].tables[spec.name].shards, spec.shards, number)
+            saved = [SavedShard(store, chain, spec.name, n) for n in which]
             try:
                 fill(replicas[number].shard, saved, Origins(*origins))
             except DPSError:

@@ -313,9 +313,13 @@ class Simulation:
         with contextlib.suppress(Cancelled):
             self._controller.executor.run(repeat, ended)
 
-    def restore(self, name: str | None = None, tables: list[str] | None = None) -> dict[str, object]:
+    def restore(
+        self, name: str | None = None, tables: list[str] | None = None, shards: dict[str, int] | None = None
+    ) -> dict[str, object]:
         """Restore tables from a checkpoint, as :meth:`dps.ParameterServer.restore`."""
-        procedure = self._controller.checkpoints.restore(RestoreRequest(self.disk.url, name, tables))
+        procedure = self._controller.checkpoints.restore(
+            RestoreRequest(self.disk.url, name, tables, shards=shards or {})
+        )
         return msgspec.to_builtins(self._controller.executor.run(procedure))
 
     def observe(self, observer: Observer) -> None:

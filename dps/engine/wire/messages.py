@@ -402,6 +402,7 @@ class RestoreRequest(msgspec.Struct, frozen=True):
     checkpoint: str | None = None  # its name; None: the newest that can be read
     tables: list[str] | None = None  # None: all
     storage_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    shards: dict[str, int] = {}  # of tables that are to have other numbers of shards
 
 
 class RestoreAnswer(msgspec.Struct, frozen=True):
