@@ -386,7 +386,7 @@ class _Ids:
         if self._bound and len(ids) and ids.max() >= self._bound:
             raise InputError(
                 f"column {name!r}: an id of the vocabulary is {ids.max()}, and bits={self._bound.bit_length() - 1} "
-                f"takes ids below {self._bound}: raise bits"
+                f"takes ids below {self._bound}: raise bits (hash_bits of a model)"
             )
         return ids[np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))]
 

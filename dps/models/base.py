@@ -27,6 +27,7 @@ from dps.models.inputs.encoding import Layout
 from dps.models.settings import Rules, SettingRule, Whole, refuse_other
 from dps.models.tables import ModelTables
 from dps.models.types import ClusterLike, Features, Settings
+from dps.models.vocabularies import check_vocabulary, name_of
 from dps.models.where import address_of, aside, serving
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class ServerModel(BaseEstimator, Generic[Learnt]):
         staleness = getattr(self, "staleness", 0)
         if getattr(self, "aggregate", False) and staleness != 0:
             raise InputError(f"aggregate=True needs staleness=0, not {staleness!r}")
+        check_vocabulary(getattr(self, "vocabulary", None), self.client)
 
     @classmethod
     def rules(cls) -> dict[str, SettingRule]:
@@ -120,8 +122,13 @@ class ServerModel(BaseEstimator, Generic[Learnt]):
         return type(self)(**self.get_params(deep=False))
 
     def __getstate__(self) -> Settings:
-        """A pickled model needs no cluster, and has the address of the cluster to train in."""
+        """A pickled model needs no cluster, and has the address of the cluster to train in.
+
+        Of a vocabulary it has the name, because the vocabulary itself holds the secret of its servers.
+        """
         state = {**super().__getstate__(), "client": address_of(self.client)}
+        if "vocabulary" in state:
+            state["vocabulary"] = name_of(state["vocabulary"])
         for name in ("_tables", "_held"):
             state.pop(name, None)
         if self._learnt is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Protocol, Self, runtime_checkable
@@ -16,6 +17,7 @@ import dps
 from dps.errors import InputTypeError
 from dps.models.inputs.source import whole_rows
 from dps.models.types import Features, Predictions
+from dps.models.vocabularies import KnownWords
 from dps.spark import is_spark
 
 __all__ = ["is_lazy", "lazily", "refuse_spark", "shared"]
@@ -42,12 +44,16 @@ class OnServers(Protocol):
         """The same, through another client."""
 
 
-def _block(X: Features, function: Callable[..., np.ndarray], model: OnServers | AtHome) -> np.ndarray:
+def _block(
+    X: Features, function: Callable[..., np.ndarray], model: OnServers | AtHome, words: KnownWords | None
+) -> np.ndarray:
     """Apply `function` to one block, in a task, with connections that are closed at the end."""
-    if not isinstance(model, OnServers):
-        return function(X, model)
-    with copy.copy(model.client) as client:
-        return function(X, model.through(client))
+    with contextlib.ExitStack() as stack:
+        if isinstance(model, OnServers):
+            model = model.through(stack.enter_context(copy.copy(model.client)))
+        if words is None:
+            return function(X, model)
+        return function(X, model, words=stack.enter_context(words.apart()))
 
 
 def refuse_spark(X: Features, takes: str, calls: str = "calls it") -> None:
@@ -67,23 +73,27 @@ def lazily(
     model: OnServers | AtHome,
     columns: int,
     dtype: npt.DTypeLike,
+    words: KnownWords | None = None,
 ) -> Predictions:
-    """Apply `function` to the row blocks of a Dask collection, or to delayed blocks; a lazy [n] or [n, columns]."""
+    """Apply `function` to the row blocks of a Dask collection, or to delayed blocks; a lazy [n] or [n, columns].
+
+    A model with a vocabulary has its `words`, which `function` takes by that name.
+    """
     import dask.array as da  # here, because it takes a quarter of a second and most predictions do not need it
 
     held = shared(model)
     meta = np.empty((0,) if columns == 1 else (0, columns), dtype)
     if isinstance(X, list):
         shape = (np.nan, *meta.shape[1:])
-        made = [dask.delayed(_block)(block, function, held) for block in X]
+        made = [dask.delayed(_block)(block, function, held, words) for block in X]
         return da.concatenate([da.from_delayed(each, shape, meta=meta) for each in made], allow_unknown_chunksizes=True)
     if hasattr(X, "to_dask_array"):
-        out = X.map_partitions(_block, function, held, meta=meta)
+        out = X.map_partitions(_block, function, held, words, meta=meta)
         return out.to_dask_array() if hasattr(out, "to_dask_array") else out
     X = whole_rows(X)
     if columns == 1:
-        return X.map_blocks(_block, function, held, dtype=dtype, drop_axis=1, meta=meta)
-    return X.map_blocks(_block, function, held, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
+        return X.map_blocks(_block, function, held, words, dtype=dtype, drop_axis=1, meta=meta)
+    return X.map_blocks(_block, function, held, words, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
 
 
 def shared(model: OnServers | AtHome) -> Predictions:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dps.errors import InputError, told
 
-__all__ = ["Number", "OneOf", "Rules", "SettingRule", "Whole", "is_number", "is_whole", "refuse_other"]
+__all__ = ["Number", "OfKind", "OneOf", "Rules", "SettingRule", "Whole", "is_number", "is_whole", "refuse_other"]
 
 
 class SettingRule(Protocol):
@@ -80,6 +80,20 @@ class OneOf:
 
     def text(self) -> str:
         return repr(self.values[0]) if len(self.values) == 1 else f"one of {', '.join(map(str, self.values))}"
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """None, or an object of one of some classes, for which `what` is the message's word."""
+
+    kinds: tuple[type, ...]
+    what: str
+
+    def allows(self, value: object) -> bool:
+        return value is None or isinstance(value, self.kinds)
+
+    def text(self) -> str:
+        return f"{self.what}, or None"
 
 
 Rules: TypeAlias = Mapping[str, SettingRule]  # by the names of settings

@@ -16,7 +16,7 @@ from servers import Servers
 import dps
 from dps.engine.client.requests import TableRoute
 from dps.engine.server.tables import ServerTable
-from dps.engine.state import partitioning
+from dps.engine.state import user_functions
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partitioning import FunctionPartition
 from dps.errors import FunctionError, InputError
@@ -300,7 +300,7 @@ def test_a_function_that_differs_from_call_to_call_is_noticed(servers) -> None:
         client.push("w", [1, 2], [3, 4])
         opened_as = {spec.partition.sha256: Unsteady()}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(partitioning, "_opened", lambda code, what: opened_as[code.sha256])
+            patch.setattr(user_functions, "_opened", lambda code, what: opened_as[code.sha256])
             with pytest.raises(InputError, match=r"key \d+ belongs to shard \d by FunctionPartition\(owner_of\)"):
                 client.push("w", np.arange(30), np.ones(30, np.int64))
         assert client.pull("w", [1, 2]).tolist() == [3, 4]

@@ -312,6 +312,17 @@ def test_trainers_count_and_share_words_and_a_restored_vocabulary_goes_on(ps, tm
 
 
 @pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
+def test_words_apart_have_connections_of_their_own_which_are_closed(ps) -> None:
+    words = ps.vocabulary("apart")
+    with words.apart() as own, words.frozen().apart() as frozen:
+        ids = own.ids(["a", "b"])
+        assert (words.ids(["b", "a"]) == ids[::-1]).all()
+        assert frozen.ids(["b", "c"]).tolist() == [ids[1], -1], "it is frozen as the words were"
+    with pytest.raises(DPSError, match="closed"):
+        own.ids(["a"])
+    assert (words.ids(["a", "b"]) == ids).all()
+
+
 def test_a_vocabulary_is_made_once(ps) -> None:
     made = ps.vocabulary("once", lanes=2, width=16)
     assert ps.vocabulary("once").ids(["a"]) == made.ids(["a"])

@@ -107,6 +107,8 @@ def test_word2vec_of_walks_goes_on(ps):
             Word2Vec(8, progress=False).fit(walks)
         with pytest.raises(InputError, match="lower min_count"):
             Word2Vec(8, client=ps, min_count=10**6, progress=False).fit(walks)
+        with pytest.raises(InputError, match="counted with the walks: leave out vocabulary="):
+            Word2Vec(8, client=ps, vocabulary="words", progress=False).fit(walks)
     tables = set(ps.tables())
     for train in (Word2Vec(8, client=ps, min_count=1, progress=False).fit, model.partial_fit):
         with pytest.raises(ClosedError, match=r"close\(\) has dropped the walks"):

@@ -229,11 +229,18 @@ def test_the_words_of_a_vocabulary_are_learnt_without_another_count():
         for sentence in sentences:
             words.count(sentence)
         options = {"client": ps, "epochs": 2, "min_count": 2, "seed": 3}
-        model = Word2Vec(4, **options).fit(sentences, vocabulary=words)
+        model = Word2Vec(4, vocabulary=words, **options).fit(sentences)
         other = Word2Vec(4, **options).fit(sentences)
         assert model.wv.index_to_key == other.wv.index_to_key == ["b", "a", "c"]
         assert model.counts_.tolist() == [40, 21, 20]
         assert np.array_equal(model.wv["a"], other.wv["a"])
         assert len(ps.status().runs) == 3, "one run less"
         with pytest.raises(InputError, match="counts=True"):
-            Word2Vec(4, **options).fit(sentences, vocabulary=ps.vocabulary("uncounted"))
+            Word2Vec(4, vocabulary=ps.vocabulary("uncounted"), **options).fit(sentences)
+        named = Word2Vec(4, vocabulary="words", **options).fit(sentences)
+        assert np.array_equal(named.wv["a"], other.wv["a"])
+        again = pickle.loads(pickle.dumps(model))
+        assert again.vocabulary == "words"
+        assert np.array_equal(again.fit(sentences).wv["a"], other.wv["a"])
+        with pytest.raises(InputError, match="vocabulary 'words' is a name, and client is no"):
+            Word2Vec(4, vocabulary="words", client=cluster).fit(sentences)

@@ -7,9 +7,11 @@ this side: no table can be dropped, or restored from an older checkpoint, and st
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +41,13 @@ class Texts(list):
         self.shape = shape
 
 
-class Calls(Protocol):
+class Counter(Protocol):
+    """The client or trainer by which words are counted. A trainer's counts count once, because its pushes do."""
+
+    def add(self, table: str, keys: Any, values: Any) -> None: ...
+
+
+class Calls(Counter, Protocol):
     """The client by which words are looked up. It has no clock, so that a look-up never waits for trainers."""
 
     @property
@@ -49,12 +57,8 @@ class Calls(Protocol):
     def pull(self, table: str, keys: Any) -> Any: ...
     def call_for_itself(self, function: Function, table: str, keys: np.ndarray, **arguments: object) -> Any: ...
     def forget_routes(self) -> None: ...
-
-
-class Counter(Protocol):
-    """The client or trainer by which words are counted. A trainer's counts count once, because its pushes do."""
-
-    def add(self, table: str, keys: Any, values: Any) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: object) -> None: ...
 
 
 def counts_of(name: str) -> str:
@@ -131,6 +135,26 @@ class WordTable:
         WordTable
         """
         return WordTable(self.name, self._calls, self._counter, False, self._confirmed)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[WordTable]:
+        """The same words through connections of their own, which are closed at the end of the block.
+
+        A task for Dask or Spark takes its words so, because a pickled vocabulary opens connections where it arrives,
+        and nothing would close them.
+
+        Examples
+        --------
+        >>> import dps
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         words = ps.vocabulary("words", lanes=1)
+        ...         with words.apart() as mine:
+        ...             mine.ids(["a", "rose"]), words.ids(["rose"])
+        (array([0, 1]), array([1]))
+        """
+        with copy.copy(self._calls) as calls:
+            yield WordTable(self.name, calls, calls, self.assigns, self._confirmed)
 
     def ids(self, words: Iterable[object], assign: bool = True) -> np.ndarray:
         """The id of each word; words that have none yet get one.

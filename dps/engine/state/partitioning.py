@@ -8,18 +8,16 @@ clients, servers and checkpoints; :mod:`dps.engine.core.cells` computes it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from types import FunctionType
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from dps.engine.core.cells import Cells
 from dps.engine.core.grouping import hash_keys
 from dps.engine.state.recipes import Description, Recipe, converted, from_dict, number
-from dps.engine.state.user_code import UserCode, code_of_function, last_lines, opened, packed
-from dps.errors import FunctionError, InputError, InputTypeError
+from dps.engine.state.user_functions import UserFunction
+from dps.errors import InputError, InputTypeError
 
 __all__ = ["BlockPartition", "FieldPartition", "FunctionPartition", "HashPartition", "Partition", "RangePartition"]
 __all__ += ["partition_from_dict", "partition_of"]
@@ -193,30 +191,12 @@ class RangePartition(Partition):
         return np.array([first, *(bound for bound in self.bounds if first < bound <= last)], np.int64)
 
 
-@functools.lru_cache(maxsize=64)
-def _opened(code: UserCode, what: str) -> Callable[[np.ndarray], object]:
-    """A function of the user; opened once in a process, because each client asks for it."""
-    found: Callable[[np.ndarray], object] = opened(code, what)
-    return found
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
-class FunctionPartition(Partition):
-    """Keys for which a function of the user returns the same number lie together; made by :func:`partition_of`.
+class FunctionPartition(UserFunction, Partition):
+    """Keys for which a function of the user returns the same number lie together; made by :func:`partition_of`."""
 
-    Attributes
-    ----------
-    function_name : str
-    code : str
-        A hash of what it does. Two functions with the same one are the same, wherever they were defined.
-    sha256, pickled : str
-        The hash of the pickled function, and the pickled function in base64.
-    """
-
-    function_name: str = dataclasses.field(compare=False)
-    code: str
-    sha256: str = dataclasses.field(compare=False)
-    pickled: str = dataclasses.field(compare=False)
+    WHAT, RETURNS = "partition function", "a whole number for each"
+    EACH, KINDS = "keys", "iu"
 
     def __repr__(self) -> str:
         return f"FunctionPartition({self.function_name})"
@@ -226,33 +206,13 @@ class FunctionPartition(Partition):
         return Cells(function=self)
 
     def __call__(self, keys: np.ndarray) -> np.ndarray:
-        """The cells of keys, int64.
-
-        Raises FunctionError if the function cannot be opened here, has failed, or has returned no whole number for each
-        key.
-        """
-        what = f"partition function {self.function_name}"
-        function = _opened(UserCode(self.sha256, self.pickled), what)
-        try:
-            found = np.asarray(function(keys))
-        except Exception as error:
-            raise FunctionError(f"{what} failed: {last_lines(error)}") from None
-        if found.shape != keys.shape or found.dtype.kind not in "iu":
-            raise FunctionError(
-                f"{what} returned {found.dtype} of shape {found.shape} for {len(keys)} keys, and has to return a whole "
-                f"number for each, as an array of shape {keys.shape}"
-            )
-        return np.ascontiguousarray(found.astype(np.int64, copy=False))
+        """The cells of keys, int64."""
+        return np.ascontiguousarray(self.numbers(keys.shape, keys).astype(np.int64, copy=False))
 
 
 def partition_of(given: object) -> object:
     """A function of keys as the partition that a table keeps; any other value as it is."""
-    if isinstance(given, (Partition, type)) or not callable(given):
-        return given
-    name = getattr(given, "__qualname__", type(given).__qualname__)
-    module = given.__module__ if isinstance(given, FunctionType) else None
-    code = packed(given, module, f"partition function {name}")
-    return FunctionPartition(name, code_of_function(given), *code)
+    return given if isinstance(given, (Partition, type)) or not callable(given) else FunctionPartition.made(given)
 
 
 def steps(first: int, last: int, bits: int) -> np.ndarray | None:

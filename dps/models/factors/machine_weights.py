@@ -9,7 +9,7 @@ from dps.errors import InputError
 from dps.models.factors.field_aware import Fields
 from dps.models.factors.machine_training import local_of
 from dps.models.factors.second_order import canonical, scores
-from dps.models.inputs.encoding import Layout
+from dps.models.inputs.encoding import Layout, Words
 from dps.models.linear.weights import LARGEST, HomeWeights, LiveWeights
 from dps.models.prediction import refuse_spark
 from dps.models.rows import LiveTable
@@ -38,12 +38,18 @@ class LiveFactors(LiveWeights):
         return HomeWeights(keys, rows, self.intercept(), self.layout)
 
 
-def scores_of(X: Features, weights: LiveFactors | HomeWeights, name: str, fields: Fields | None = None) -> np.ndarray:
+def scores_of(
+    X: Features,
+    weights: LiveFactors | HomeWeights,
+    name: str,
+    fields: Fields | None = None,
+    words: Words | None = None,
+) -> np.ndarray:
     """The scores of one block in memory, [n]; `name` is the estimator's, for messages."""
     refuse_spark(X, "predict takes what is")
     layout = weights.layout
     if len(getattr(X, "shape", ())) == 2 and not hasattr(X, "columns") and X.shape[1] != layout.features:
         raise InputError(f"X has {X.shape[1]} features, but {name} is expecting {layout.features} features as input")
-    block, bias = canonical(layout.block(X)), float(weights.intercept()[0])
+    block, bias = canonical(layout.block(X, words)), float(weights.intercept()[0])
     keys, local = local_of(block, fields, remember=False)
     return scores(local, weights.of(keys), bias)[0]

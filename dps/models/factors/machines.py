@@ -8,6 +8,7 @@ import functools
 import math
 import uuid
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import dask
@@ -22,7 +23,7 @@ from dps.models.classes import accuracy, classes_at
 from dps.models.factors.field_aware import Fields, check_fields, fields_for
 from dps.models.factors.machine_training import MachinePlan, MachineReport, moments_of, survey_with_squares, train
 from dps.models.factors.machine_weights import LiveFactors, scores_of
-from dps.models.inputs.encoding import Layout
+from dps.models.inputs.encoding import Layout, Words
 from dps.models.inputs.features import named, summary
 from dps.models.inputs.files import features_of
 from dps.models.inputs.pieces import Pieces, pieces_of
@@ -33,6 +34,7 @@ from dps.models.stepwise import StepwiseModel, default_batch
 from dps.models.stopping import curve_of
 from dps.models.tables import ModelTables
 from dps.models.types import ClusterLike, Features, Labels, Predictions
+from dps.models.vocabularies import VOCABULARY, VocabularyLike, known_words, words_at
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -76,7 +78,7 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
         "factors": Whole(), "epochs": Whole(), "hash_bits": Whole(), "batch_size": Whole(other=(None,)),
         "l1": Number(), "l2": Number(other=(None,)), "factor_l2": Number(), "tol": Number(other=(None,)),
         "learning_rate": Number(inside=True), "factor_learning_rate": Number(inside=True, other=(None,)),
-        "init_std": Number(inside=True), "solver": OneOf(*SOLVERS),
+        "init_std": Number(inside=True), "solver": OneOf(*SOLVERS), "vocabulary": VOCABULARY,
     }  # fmt: skip
     factors: int = 8
     fields: npt.ArrayLike | str | None = None
@@ -95,6 +97,7 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
     aggregate: bool = False
     fit_intercept: bool = True
     hash_bits: int = 20
+    vocabulary: VocabularyLike = None
     servers: int = 1
     shuffle: bool = True
     random_state: int | np.random.RandomState | None = None
@@ -142,8 +145,9 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
             self._seed = int(check_random_state(self.random_state).randint(2**31))
         order = self._seed if self.shuffle else None
         by_field = isinstance(self.fields, str)
+        words = words_at(ps, self.vocabulary)
         with contextlib.closing(
-            pieces_of(ps, data, layout, self.hash_bits, order, by_field, self._listed_fields)
+            pieces_of(ps, data, layout, self.hash_bits, order, by_field, self._listed_fields, words=words)
         ) as pieces:
             if layout is None:
                 self._begin(ps, self.targets_of(pieces, classes), ours)
@@ -232,10 +236,19 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
     # -- the model
 
     def _scores(self, X: Features) -> Predictions:
+        return self._predicted(scores_of, X, 1, np.float32)
+
+    def _predicted(
+        self, function: Callable[..., np.ndarray], X: Features, columns: int, dtype: npt.DTypeLike
+    ) -> Predictions:
+        """What a function such as `scores_of` makes of rows, wherever they lie: [n], or [n, columns]."""
         weights = self._fitted()
-        function = functools.partial(scores_of, name=type(self).__name__, fields=self._fields)
+        function = functools.partial(function, name=type(self).__name__, fields=self._fields)
         X = features_of(X, weights.layout, self._listed_fields)
-        return lazily(function, X, weights, 1, np.float32) if is_lazy(X) else function(X, weights)
+        with known_words(self.vocabulary, self.client, weights.layout) as words:
+            if is_lazy(X):
+                return lazily(function, X, weights, columns, dtype, words)
+            return function(X, weights, words=words)
 
     @property
     def progressive_loss_(self) -> float:
@@ -326,6 +339,8 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
         Whether the model has an intercept, which has no penalty.
     hash_bits : int
         DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    vocabulary : WordTable or str, optional
+        As for :class:`dps.models.LogisticRegression`: DataFrames' features are ids of a vocabulary, in place of hashes.
     servers : int
         The number of servers that ``fit`` starts.
     shuffle : bool
@@ -409,10 +424,7 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
 
     def predict_proba(self, X: Features) -> Predictions:
         """Probabilities [n, 2]. A Dask collection gives a lazy Dask array."""
-        weights = self._fitted()
-        function = functools.partial(probabilities_of, name=type(self).__name__, fields=self._fields)
-        X = features_of(X, weights.layout, self._listed_fields)
-        return lazily(function, X, weights, 2, np.float64) if is_lazy(X) else function(X, weights)
+        return self._predicted(probabilities_of, X, 2, np.float64)
 
     def predict_log_proba(self, X: Features) -> Predictions:
         """Logarithms of the probabilities."""
@@ -444,7 +456,7 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
     ----------
     factors, fields, client, solver, learning_rate, factor_learning_rate, l1, l2, factor_l2, init_std, epochs, tol
         As for :class:`FactorizationMachine`.
-    batch_size, staleness, aggregate, fit_intercept, hash_bits, servers, shuffle, random_state, progress
+    batch_size, staleness, aggregate, fit_intercept, hash_bits, vocabulary, servers, shuffle, random_state, progress
         As for :class:`FactorizationMachine`.
 
     Attributes
@@ -522,7 +534,11 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
 
 
 def probabilities_of(
-    X: Features, weights: LiveFactors | HomeWeights, name: str, fields: Fields | None = None
+    X: Features,
+    weights: LiveFactors | HomeWeights,
+    name: str,
+    fields: Fields | None = None,
+    words: Words | None = None,
 ) -> np.ndarray:
     """The probabilities of one block in memory, [n, 2]."""
-    return softmax(scores_of(X, weights, name, fields))
+    return softmax(scores_of(X, weights, name, fields, words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 import scipy.sparse
@@ -14,11 +15,20 @@ from dps.features import as_pandas
 from dps.models.inputs.notes import sendable
 from dps.models.types import Block, Features
 
-__all__ = ["Layout", "encode_frame", "matrix_of"]
+__all__ = ["Layout", "Words", "encode_frame", "matrix_of"]
+
+
+class Words(Protocol):
+    """A vocabulary: :class:`dps.WordTable`, or the part of one that a model has learnt."""
+
+    @property
+    def name(self) -> str: ...
+
+    def ids(self, words: Iterable[object]) -> np.ndarray: ...
 
 
 def encode_frame(
-    frame: Features, bits: int = 20, by_field: bool = False, vocabulary: dps.WordTable | None = None
+    frame: Features, bits: int = 20, by_field: bool = False, vocabulary: Words | None = None
 ) -> scipy.sparse.csr_matrix:
     """A DataFrame as sparse rows of 2**bits hashed features.
 
@@ -87,14 +97,15 @@ def encode_frame(
     return scipy.sparse.csr_matrix((*parts, indptr), shape=(rows, width))
 
 
-def _numbered(words: list[str], bits: int, vocabulary: dps.WordTable | None) -> np.ndarray:
+def _numbered(words: list[str], bits: int, vocabulary: Words | None) -> np.ndarray:
     """The features of columns of numbers."""
     if vocabulary is None:
         return dps.hash_strings(words) & ((1 << bits) - 1)
     ids = vocabulary.ids(words)
     if ids.max(initial=0) >= 1 << bits:
         raise InputError(
-            f"an id of the vocabulary is {ids.max()}, and bits={bits} takes ids below {1 << bits}: raise bits"
+            f"an id of the vocabulary is {ids.max()}, and bits={bits} takes ids below {1 << bits}: raise bits "
+            f"(hash_bits of a model)"
         )
     return ids
 
@@ -105,13 +116,14 @@ class Layout:
     """The shape of a model's X: its number of features, and the columns if it is a frame.
 
     With 0 bits, the columns of a frame are the features, as they are; with more, they are hashed to 2**bits features,
-    or to as many for each of `fields` columns.
+    or to as many for each of `fields` columns. With a vocabulary, ids of its words below 2**bits replace the hashes.
     """
 
     features: int
     bits: int
     columns: tuple[str, ...] | None = None
     fields: int = 0  # if columns are pairs of feature and field: of a frame, one for each of its columns
+    vocabulary: str | None = None  # the name of the vocabulary that numbers the features of a frame
 
     @property
     def distinct(self) -> int:
@@ -119,15 +131,20 @@ class Layout:
         return self.features // (self.fields or 1)
 
     @classmethod
-    def of(cls, X: Features, bits: int, by_field: bool = False) -> Layout:
+    def of(cls, X: Features, bits: int, by_field: bool = False, vocabulary: str | None = None) -> Layout:
         if hasattr(X, "columns"):
             width, names = int(X.shape[1]), tuple(map(str, X.columns))
             if by_field:
-                return cls((1 << bits) * width, bits, names, width)
-            return cls(1 << bits if bits else width, bits, names)
+                return cls((1 << bits) * width, bits, names, width, vocabulary)
+            return cls(1 << bits if bits else width, bits, names, vocabulary=vocabulary)
+        if vocabulary is not None:
+            raise InputError(
+                f"vocabulary {vocabulary!r} numbers the words of DataFrames, and X is a {type(X).__name__} whose "
+                f"{X.shape[1]} columns are numbered already: pass a DataFrame, or leave vocabulary out"
+            )
         return cls(int(X.shape[1]), bits)
 
-    def block(self, X: Features) -> Block:
+    def block(self, X: Features, words: Words | None = None) -> Block:
         """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32."""
         X = as_pandas(X)
         if self.columns is not None and hasattr(X, "columns"):
@@ -137,7 +154,9 @@ class Layout:
             if not self.bits or self.fields:
                 names = {str(column): column for column in X.columns}
                 X = X[[names[column] for column in self.columns]]
-        block = _matrix(X, self.bits, self.fields > 0)
+        if hasattr(X, "columns"):
+            self._check_words(words)
+        block = _matrix(X, self.bits, self.fields > 0, words)
         if block.shape[1] != self.features:
             raise InputError(
                 f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as "
@@ -145,11 +164,27 @@ class Layout:
             )
         return block
 
+    def _check_words(self, words: Words | None) -> None:
+        """Refuse words of another vocabulary than that of the model, because its ids are of other words."""
+        name = None if words is None else words.name
+        if name == self.vocabulary:
+            return
+        if self.vocabulary is None:
+            raise InputError(
+                f"the model was fitted with hashes of its words, and vocabulary is {name!r} now: leave vocabulary out, "
+                f"or fit anew"
+            )
+        now = "is not at hand" if name is None else f"is not vocabulary {name!r}"
+        raise InputError(
+            f"the model was fitted with ids of vocabulary {self.vocabulary!r}, which {now}: set "
+            f"client=ps, the dps.ParameterServer that has it, or vocabulary=ps.vocabulary({self.vocabulary!r})"
+        )
 
-def _matrix(X: Features, bits: int, by_field: bool = False) -> Block:
+
+def _matrix(X: Features, bits: int, by_field: bool = False, words: Words | None = None) -> Block:
     """Convert X to CSR or a dense array of float32, and refuse values that are not finite."""
     if hasattr(X, "columns"):
-        block = encode_frame(X, bits, by_field) if bits else _columns_of(X)
+        block = encode_frame(X, bits, by_field, words) if bits else _columns_of(X)
     else:
         block = X
     block = matrix_of(block, "real numbers", "rows, features")

@@ -5,6 +5,7 @@ A part is (X, y), (X, y, weights), or, for estimators without labels, X alone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -303,15 +304,22 @@ def piece_of(
     seed: int | None,
     by_field: bool = False,
     labelled: bool = True,
+    words: dps.WordTable | None = None,
 ) -> Piece:
-    """Encode, check and shuffle a part (X, y) or (X, y, weights). If it is not `labelled`, y is None and becomes 0."""
+    """Encode, check and shuffle a part (X, y) or (X, y, weights). If it is not `labelled`, y is None and becomes 0.
+
+    `words` number the features of frames, in place of hashes.
+    """
     if not isinstance(part, (tuple, list)) or not 2 <= len(part) <= 3:
         raise InputTypeError(
             f"partition {number} is an (X, y) or an (X, y, sample_weight), not a {type(part).__name__}"
         )
     X, y, weights = map(as_pandas, (*part, None)[:3])
-    layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits, by_field)
-    block = layout.block(X)
+    if layout is None:
+        matrix = X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X)
+        layout = Layout.of(matrix, bits, by_field, None if words is None else words.name)
+    with contextlib.nullcontext() if words is None else words.apart() as own:
+        block = layout.block(X, own)
     y = np.asarray(y) if labelled else np.zeros(block.shape[0], np.int8)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]

@@ -50,12 +50,14 @@ def pieces_of(
     by_field: bool = False,
     n_fields: int | None = None,
     labelled: bool = True,
+    words: dps.WordTable | None = None,
 ) -> Pieces:
     """The data of `fit`, (X, y, sample_weight), from Dask, from memory, from Spark or from files.
 
     Pieces are encoded, checked and shuffled. If there is a `layout`, they must have it. With `by_field`, the features
     of frames are numbered by their columns, as `encode_frame` does; `n_fields` is the number of fields of libffm's
-    files. If not `labelled`, y is None, and the labels of all pieces are 0.
+    files. If not `labelled`, y is None, and the labels of all pieces are 0. `words` number the features of frames, in
+    place of hashes.
     """
     if labelled and is_path(data[0]):
         if data[2] is not None:
@@ -66,7 +68,9 @@ def pieces_of(
         parts = spark_parts(data, labelled)
     else:
         parts, seed = parts_of(ps, data, labelled, seed)
-    check = functools.partial(piece_of, layout=layout, bits=bits, seed=seed, by_field=by_field, labelled=labelled)
+    check = functools.partial(
+        piece_of, layout=layout, bits=bits, seed=seed, by_field=by_field, labelled=labelled, words=words
+    )
     return checked(ps, parts, check)
 
 

@@ -29,6 +29,7 @@ from dps.models.stepwise import StepwiseModel, default_batch
 from dps.models.stopping import Ending, curve_of
 from dps.models.tables import ModelTables
 from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Schedule
+from dps.models.vocabularies import VOCABULARY, VocabularyLike, known_words, words_at
 from dps.models.where import Address
 
 if TYPE_CHECKING:
@@ -139,6 +140,10 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         Whether the model has an intercept.
     hash_bits : int
         DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    vocabulary : WordTable or str, optional
+        DataFrames: ids of this vocabulary (:meth:`dps.ParameterServer.vocabulary`), or of the one of this name on the
+        parameter server `client`, replace the hashes, and have to be below 2**hash_bits. In training, new words get
+        ids; in prediction, unknown words are left out. A saved or pickled model has the name of its vocabulary.
     servers : int
         The number of servers that ``fit`` starts.
     shuffle : int or None
@@ -184,6 +189,7 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         "solver": OneOf("auto", *RATES, *BATCH_SOLVERS), "l1": Number(), "l2": Number(other=(None,)),
         "epochs": Whole(), "max_iter": Whole(), "tol": Number(other=(None,)), "n_iter_no_change": Whole(),
         "validation_fraction": Number(most=1.0, inside=True), "batch_size": Whole(other=(None,)), "hash_bits": Whole(),
+        "vocabulary": VOCABULARY,
     }  # fmt: skip
     client: ClusterLike = None
     solver: str = "auto"
@@ -204,6 +210,7 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
     aggregate: bool = False
     fit_intercept: bool = True
     hash_bits: int = 20
+    vocabulary: VocabularyLike = None
     servers: int = 1
     shuffle: int | None = 0
     progress: bool | None = None
@@ -301,7 +308,9 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         """Train by a solver that goes through all the data in each step."""
         with (
             self.serving(data[0]) as (ps, _),
-            contextlib.closing(pieces_of(ps, data, None, self.hash_bits, None)) as pieces,
+            contextlib.closing(
+                pieces_of(ps, data, None, self.hash_bits, None, words=words_at(ps, self.vocabulary))
+            ) as pieces,
         ):
             problem, seen, weight = problem_of_classes("logistic", pieces, self.fit_intercept, self.class_weight)
             l2 = 1.0 / weight if self.l2 is None and self.solver == "auto" and not self.l1 else self.l2 or 0.0
@@ -357,7 +366,8 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
                 self.solver_ == "ftrl", weights.rule,
             )  # fmt: skip
 
-        with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, self.shuffle)) as pieces:
+        words = words_at(ps, self.vocabulary)
+        with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, self.shuffle, words=words)) as pieces:
             reports = pieces.train(plan, train, staleness=self.staleness, progress=self.progress)
         self._note(reports)
 
@@ -425,18 +435,20 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         """Margins: [n] for two classes, [n, classes] for more. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
         X = features_of(X, weights.layout, None)
-        if is_lazy(X):
-            outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
-            return lazily(margins_of, X, weights, outputs, np.float32)
-        return margins_of(X, weights)
+        with known_words(self.vocabulary, self.client, weights.layout) as words:
+            if is_lazy(X):
+                outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
+                return lazily(margins_of, X, weights, outputs, np.float32, words)
+            return margins_of(X, weights, words)
 
     def predict_proba(self, X: Features) -> Predictions:
         """Probabilities [n, classes]. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
         X = features_of(X, weights.layout, None)
-        if is_lazy(X):
-            return lazily(probabilities_of, X, weights, len(self.classes_), np.float64)
-        return probabilities_of(X, weights)
+        with known_words(self.vocabulary, self.client, weights.layout) as words:
+            if is_lazy(X):
+                return lazily(probabilities_of, X, weights, len(self.classes_), np.float64, words)
+            return probabilities_of(X, weights, words)
 
     def predict_log_proba(self, X: Features) -> Predictions:
         """Logarithms of the probabilities."""

@@ -24,6 +24,7 @@ from dps.models.linear.weights import HomeWeights, margins_of
 from dps.models.prediction import is_lazy, lazily
 from dps.models.settings import Number, Rules, Whole
 from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions
+from dps.models.vocabularies import VOCABULARY, VocabularyLike, known_words, words_at
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -45,6 +46,7 @@ class LinearModel(ServerModel[HomeWeights]):
     LOSS: ClassVar[str]
     RULES: ClassVar[Rules] = {
         "max_iter": Whole(), "tol": Number(), "batch_size": Whole(other=(None,)), "hash_bits": Whole(),
+        "vocabulary": VOCABULARY,
     }  # fmt: skip
     client: ClusterLike = None
     fit_intercept: bool = True
@@ -54,6 +56,7 @@ class LinearModel(ServerModel[HomeWeights]):
     callback: Callback | None = None
     batch_size: int | None = None
     hash_bits: int = 20
+    vocabulary: VocabularyLike = None
     servers: int = 1
 
     def fit(self, X: Features, y: Labels = None, sample_weight: Labels = None) -> Self:
@@ -78,7 +81,9 @@ class LinearModel(ServerModel[HomeWeights]):
         before = self._learnt if self.warm_start else None
         with (
             self.serving(X) as (ps, _),
-            contextlib.closing(pieces_of(ps, (X, y, sample_weight), None, self.hash_bits, None)) as pieces,
+            contextlib.closing(
+                pieces_of(ps, (X, y, sample_weight), None, self.hash_bits, None, words=words_at(ps, self.vocabulary))
+            ) as pieces,
         ):
             problem, layout, weight = self.problem_of(pieces)
             l1, l2 = self.penalties(weight)
@@ -106,9 +111,10 @@ class LinearModel(ServerModel[HomeWeights]):
         """The margins of rows. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
         X = features_of(X, weights.layout, None)
-        if is_lazy(X):
-            return lazily(margins_of, X, weights, len(weights.intercept()), np.float32)
-        return margins_of(X, weights)
+        with known_words(self.vocabulary, self.client, weights.layout) as words:
+            if is_lazy(X):
+                return lazily(margins_of, X, weights, len(weights.intercept()), np.float32, words)
+            return margins_of(X, weights, words)
 
 
 class Regression(RegressorMixin, LinearModel):
@@ -199,6 +205,8 @@ class LinearRegression(Regression):
         Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
     hash_bits : int
         DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    vocabulary : WordTable or str, optional
+        As for :class:`dps.models.LogisticRegression`: DataFrames' features are ids of a vocabulary, in place of hashes.
     servers : int
         The number of servers that ``fit`` starts.
 
@@ -236,7 +244,7 @@ class Ridge(Regression):
     ----------
     alpha : float
         The strength of the penalty.
-    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, vocabulary, servers
         As for :class:`LinearRegression`.
 
     Attributes
@@ -272,7 +280,7 @@ class Lasso(Regression):
     ----------
     alpha : float
         The strength of the penalty.
-    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, vocabulary, servers
         As for :class:`LinearRegression`.
 
     Attributes
@@ -311,7 +319,7 @@ class ElasticNet(Regression):
         The strength of the penalty.
     l1_ratio : float
         Which part of the penalty is L1: 0 to 1.
-    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, vocabulary, servers
         As for :class:`LinearRegression`.
 
     Attributes
@@ -348,7 +356,7 @@ class PoissonRegressor(Regression):
     ----------
     alpha : float
         The strength of the penalty.
-    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, vocabulary, servers
         As for :class:`LinearRegression`.
 
     Attributes
@@ -410,7 +418,7 @@ class LinearSVC(ClassifierMixin, LinearModel):
         How much the losses weigh against the penalty.
     class_weight : dict or "balanced", optional
         Weights of classes, by label; "balanced" gives all classes the same sum of weights.
-    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, vocabulary, servers
         As for :class:`LinearRegression`.
 
     Attributes

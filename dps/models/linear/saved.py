@@ -41,8 +41,8 @@ class Saved:
 
         Its tensors: ``features`` int64 [m], the features whose weights are not all zero; ``weights`` float32 [m, 1 or
         classes]; ``intercept`` float32 [1 or classes]. Its metadata, JSON: ``format``, ``classes``, ``layout`` (the
-        number of features, the columns of a DataFrame and the bits of their hash), ``settings`` (those that are plain
-        values) and ``loss_curve``.
+        number of features, the columns of a DataFrame, the bits of their hash and the name of their vocabulary),
+        ``settings`` (those that are plain values) and ``loss_curve``.
 
         Parameters
         ----------
@@ -69,10 +69,19 @@ class Saved:
         layout = home.layout
         settings = {name: value for name, value in self.get_params(deep=False).items() if _plain(value)}
         settings.pop("client", None)  # an address, of a cluster that may be gone by then
+        if layout.vocabulary is not None:
+            settings["vocabulary"] = layout.vocabulary  # because a vocabulary itself is no plain value
         metadata = {
             "format": FORMAT,
             "classes": json.dumps({"dtype": self.classes_.dtype.str, "values": self.classes_.tolist()}),
-            "layout": json.dumps({"features": layout.features, "bits": layout.bits, "columns": layout.columns}),
+            "layout": json.dumps(
+                {
+                    "features": layout.features,
+                    "bits": layout.bits,
+                    "columns": layout.columns,
+                    "vocabulary": layout.vocabulary,
+                }
+            ),
             "settings": json.dumps(settings),
             "loss_curve": json.dumps(self.loss_curve_),
         }
@@ -88,7 +97,8 @@ class Saved:
         url : str
             A path, or a URL that fsspec knows.
         **settings : object
-            Settings that replace those in the file, for more training.
+            Settings that replace those in the file, for more training; and ``client=ps``, or ``vocabulary``, of a
+            model that was trained with a vocabulary, so that it predicts frames.
         """
         with needing("checkpoint"):
             import fsspec
@@ -120,7 +130,7 @@ class Saved:
             tensors["features"],
             tensors["weights"],
             tensors["intercept"],
-            Layout(layout["features"], layout["bits"], columns),
+            Layout(layout["features"], layout["bits"], columns, vocabulary=layout.get("vocabulary")),
         )
         model.__setstate__({"_learnt": weights})  # as a pickle of the fitted model would
         return model

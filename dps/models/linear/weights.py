@@ -9,7 +9,7 @@ import numpy as np
 import dps
 from dps.errors import InputError
 from dps.kernels import ftrl_weights, margins
-from dps.models.inputs.encoding import Layout
+from dps.models.inputs.encoding import Layout, Words
 from dps.models.prediction import refuse_spark
 from dps.models.rows import looked_up
 from dps.models.types import Features
@@ -111,11 +111,11 @@ class HomeWeights:
         return self
 
 
-def margins_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
+def margins_of(X: Features, weights: LiveWeights | HomeWeights, words: Words | None = None) -> np.ndarray:
     """The margins of one block in memory: [n], or [n, classes] for more than two classes."""
     more = "calls it, or train a stage of dps.models.spark, whose model transforms data frames"
     refuse_spark(X, "predict takes what is", more)
-    X = weights.layout.block(X)
+    X = weights.layout.block(X, words)
     b = weights.intercept()
     if isinstance(X, np.ndarray):
         w = weights.of(np.arange(X.shape[1]))
@@ -126,9 +126,9 @@ def margins_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
     return margins(local.indptr, local.indices, local.data, w, b[0] if w.ndim == 1 else b)
 
 
-def probabilities_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
+def probabilities_of(X: Features, weights: LiveWeights | HomeWeights, words: Words | None = None) -> np.ndarray:
     """The probabilities of one block in memory, [n, classes]."""
-    return softmax(margins_of(X, weights))
+    return softmax(margins_of(X, weights, words))
 
 
 def softmax(margins: np.ndarray) -> np.ndarray:

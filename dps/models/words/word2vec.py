@@ -20,6 +20,7 @@ from dps.models.rows import HomeTable, LiveTable, RowTable
 from dps.models.settings import Number, OneOf, Rules, Whole, refuse_other
 from dps.models.tables import ModelTables, drop
 from dps.models.types import ClusterLike, Settings
+from dps.models.vocabularies import VOCABULARY, VocabularyLike, words_at
 from dps.models.where import aside
 from dps.models.words.text import (
     Sentences,
@@ -232,6 +233,9 @@ class Word2Vec(VectorModel):
         The number of servers that ``fit`` starts.
     seed : int
         With one trainer it fixes the model.
+    vocabulary : WordTable or str, optional
+        A vocabulary with counts (:meth:`dps.ParameterServer.vocabulary`), or the name of one on the parameter server
+        `client`. Its words are learnt, and the sentences are read once less, because nothing is counted.
     progress : bool, optional
         Show a progress bar; by default in terminals and notebooks.
 
@@ -255,9 +259,11 @@ class Word2Vec(VectorModel):
     ['cow', 'dog', 'pig']
     """
 
+    RULES: ClassVar[Rules] = {"vocabulary": VOCABULARY}
     min_count: int = 5
+    vocabulary: VocabularyLike = None
 
-    def fit(self, sentences: Sentences, y: None = None, vocabulary: dps.WordTable | None = None) -> Self:
+    def fit(self, sentences: Sentences, y: None = None) -> Self:
         """Count the words, and learn a vector for each.
 
         Parameters
@@ -270,9 +276,6 @@ class Word2Vec(VectorModel):
             server.
         y : None
             Not used.
-        vocabulary : WordTable, optional
-            A vocabulary with counts (:meth:`dps.ParameterServer.vocabulary`). Its words are learnt, and the sentences
-            are read once less, because nothing is counted.
 
         Returns
         -------
@@ -285,21 +288,15 @@ class Word2Vec(VectorModel):
             Sentences or settings from which no model can be trained. No table or server is left behind.
         """
         self.check()
-        text, counted = self._text(sentences), self._counted(sentences, vocabulary)
+        text = self._text(sentences)
         self.forget()
         try:
-            return self._fit(text, self.epochs, counted)
+            return self._fit(text, self.epochs)
         except BaseException:
             self.forget()
             raise
 
-    def partial_fit(
-        self,
-        sentences: Sentences,
-        y: None = None,
-        epochs: int | None = None,
-        vocabulary: dps.WordTable | None = None,
-    ) -> Self:
+    def partial_fit(self, sentences: Sentences, y: None = None, epochs: int | None = None) -> Self:
         """Go on with the vectors, in `epochs` passes (by default 1) over these sentences; the words stay the same.
 
         The first call counts the words, or takes those of a vocabulary, as `fit` does. Words that are new later are
@@ -308,26 +305,24 @@ class Word2Vec(VectorModel):
         self.check()
         passes = 1 if epochs is None else epochs
         refuse_other("epochs", passes, Whole())
-        return self._fit(self._text(sentences), passes, self._counted(sentences, vocabulary))
-
-    def _counted(self, sentences: Sentences | RandomWalks, words: dps.WordTable | None) -> Vocabulary | None:
-        if words is not None and isinstance(sentences, RandomWalks):
-            raise InputError("the words of walks are vertices, and were counted with the walks: leave out vocabulary=")
-        return None if words is None else counted_words(words, self.min_count)
+        return self._fit(self._text(sentences), passes)
 
     def _text(self, sentences: Sentences | RandomWalks) -> Text | RandomWalks:
         if not isinstance(sentences, RandomWalks):
             return text_of(sentences)
+        if self.vocabulary is not None:
+            raise InputError("the words of walks are vertices, and were counted with the walks: leave out vocabulary=")
         if self.client is not sentences.ps:
             raise InputError("these walks lie on a parameter server, and the model trains there: pass client=walks.ps")
         sentences.check_open()
         return sentences
 
-    def _fit(self, text: Text | RandomWalks, epochs: int, counted: Vocabulary | None) -> Self:
+    def _fit(self, text: Text | RandomWalks, epochs: int) -> Self:
         if self._tables is not None:
             with aside():
                 self.learn(self._tables.ps, text, epochs, False)
             return self
         with self.serving(text.source if isinstance(text, Text) else text) as (ps, ours):
-            self.learn(ps, text, epochs, ours, counted)
+            words = words_at(ps, self.vocabulary) if self._learnt is None else None
+            self.learn(ps, text, epochs, ours, None if words is None else counted_words(words, self.min_count))
         return self
