@@ -1,4 +1,4 @@
-"""Commands about tables: tables, checkpoint, restore, export."""
+"""Commands about tables: tables, split, checkpoint, restore, export."""
 
 from __future__ import annotations
 
@@ -90,6 +90,19 @@ def restore(where: Where, url: str, checkpoint: str | None, tables: tuple[str, .
 
 @command
 @click.argument("table")
+@click.option("--shards", type=click.IntRange(1), help="How many it is to have  [default: twice as many]")
+def split(where: Where, table: str, shards: int | None) -> Answer:
+    """Cut a table into more shards, for more servers.
+
+    Training goes on; pulls and pushes of the table wait while its rows are divided.
+    """
+    with attached(where) as ps:
+        count = ps.split(table, shards).spec.shards
+    return Answer({"table": table, "shards": count}, [f"table {table}: {count} shards"])
+
+
+@command
+@click.argument("table")
 @click.argument("path")
 @click.option("--from", "url", metavar="URL", help="Read a checkpoint in this folder; needs no cluster")
 @click.option("--checkpoint", metavar="NAME", help="Which one  [default: the newest that is whole]")
@@ -127,4 +140,4 @@ def write(values: pd.DataFrame | tuple[np.ndarray, np.ndarray] | np.ndarray, pat
             values.to_csv(file, index_label="key")
 
 
-COMMANDS = [tables, checkpoint, restore, export]
+COMMANDS = [tables, split, checkpoint, restore, export]
