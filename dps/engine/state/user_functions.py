@@ -52,7 +52,8 @@ class UserFunction(Recipe):
         """A function as a table keeps it."""
         name = getattr(function, "__qualname__", type(function).__qualname__)
         module = function.__module__ if isinstance(function, FunctionType) else None
-        return cls(name, code_of_function(function), *packed(function, module, f"{cls.WHAT} {name}"))
+        code = packed(function, module, f"{cls.WHAT} {name}")  # first, because its error says what cannot be pickled
+        return cls(name, code_of_function(function), *code)
 
     def numbers(self, shape: tuple[int, ...], *arguments: np.ndarray) -> np.ndarray:
         """What the function returns of its arguments, an array of this shape.
