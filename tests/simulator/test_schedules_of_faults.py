@@ -125,6 +125,15 @@ def test_a_dump_that_comes_after_its_transfer_was_given_up_leaves_no_copy():
     check_schedule(809536, work)
 
 
+def test_an_old_primary_sends_no_op_of_a_shard_under_the_epoch_that_takes_the_shard_away():
+    """Server 0 was cut off, and loses shards 0 and 1 by one placement while ops on both are unconfirmed.
+
+    The ops of shard 1 were sent again under the new epoch, when shard 0 was given up. Server 1, by then the primary of
+    both, found no fault with that epoch, and took an op of a retired origin.
+    """
+    check_schedule(78778)
+
+
 def test_a_failure_shows_its_schedule_and_trace():
     def wrong(sim, schedule, losses):
         sim.table("t")
@@ -501,6 +510,14 @@ WRONG = {
     "a new chain is not told what is unconfirmed": [
         (Relay, "rechain", "self.ops.send(successor, forward)", "forward.confirm()")
     ],
+    "ops leave before the placement is adopted for their shard": [
+        (
+            Relay,
+            "_withdraw",
+            "successor.replace(kept)",
+            "successor.replace(kept); [self.ops.write(s, n) for s, n in self._rewritten if n in s.unconfirmed]",
+        )
+    ],
     "a joiner is promoted when its dump begins": [
         (
             JoinerFeed,
@@ -538,6 +555,7 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "failed requests are sent again in any order": [4, 17, 24],
     "ops are not counted anew at each clock": [13, 14, 24],
     "a new chain is not told what is unconfirmed": [497],
+    "ops leave before the placement is adopted for their shard": [78778],
     "a joiner is promoted when its dump begins": [0, 4, 6],
     "a joiner is promoted when it has a piece of its dump": [0, 4, 6],
     "no answer waits for a joiner that has all of its dump": [1153],

@@ -21,6 +21,10 @@ What can happen between any two lines, and what then:
 * the successor answers that this server was replaced (FencedError): the replica is deposed, and the relay fails the
   answers that it owes. Clients ask elsewhere. Of a frame for several shards the answer may hold for one of them only:
   the relay sends each shard's op again in a frame of its own, and also every op that came after;
+* the controller takes one shard of a frame away, or gives it another successor: the ops of the other shards are sent
+  again, but only when the placement is adopted for all shards (`settle`). A frame bears the epoch of the placement, and
+  a fence trusts it. So no op of a shard may leave under an epoch before the server knows its place there: the shard may
+  be lost by the same placement, and the successor may be its primary now, which would take the op as a new one;
 * the successor answers with another error, or with nothing for too long: the relay tells the controller (SUSPECT),
   which decides.
 
@@ -96,6 +100,7 @@ class Relay:
         self._replicas: dict[Replica, None] = {}  # those with a successor, in the order in which they got it
         self._stepping_down: list[Replica] = []
         self._throttled: list[RoleConnection] = []  # connections that are not read while the backlog is too large
+        self._rewritten: list[tuple[Successor, int]] = []  # requests that leave when the placement is adopted
         self._closed = False
 
     def throttle(self, connection: RoleConnection) -> bool:
@@ -150,11 +155,16 @@ class Relay:
             self.ops.successors[feed.to].feeds.remove(feed, self)
 
     def settle(self) -> None:
-        """After a new placement: close connections to servers that are out of it, report step-downs, read on."""
+        """A placement is adopted for all shards: send again the neighbours of withdrawn ops, close connections to
+        servers that are out of it, report step-downs, read on."""
         for number in [n for n in self.ops.successors if n not in self.addresses]:
             link = self.ops.successors.pop(number).link
             if link is not None:
                 link.close()
+        rewritten, self._rewritten = self._rewritten, []
+        for successor, number in rewritten:
+            if number in successor.unconfirmed:  # else it was withdrawn too, because its shard has another place now
+                self.ops.write(successor, number)
         self._stepping_down = [replica for replica in self._stepping_down if replica.stepping_down]
         self._report_stepped_down()
         self._resume_throttled()
@@ -172,13 +182,13 @@ class Relay:
     def _withdraw(self, replica: Replica, server: int | None) -> list[Forward]:
         """Take the unconfirmed ops of one replica off its successor's list, and return them, one forward for each op.
 
-        Its neighbours in the same frames are sent again, each in a frame of its own.
+        Its neighbours in the same frames are sent again, each in a frame of its own, by the next :meth:`settle`.
         """
         successor = self.ops.successors.get(-1 if server is None else server)
         if successor is None:
             return []
         kept: dict[int, Forward] = {}
-        taken, rewritten = [], []
+        taken = []
         for number, forward in successor.unconfirmed.items():
             dump = forward.feed is not None and forward.feed.replica is replica
             if not dump and all(other is not replica for other in forward.replicas):
@@ -192,10 +202,8 @@ class Relay:
                     again = successor.next_request()
                     kept[again] = single
                     self.ops.backlog += single.nbytes
-                    rewritten.append(again)
+                    self._rewritten.append((successor, again))
         successor.replace(kept)
-        for number in rewritten:
-            self.ops.write(successor, number)
         return taken
 
     # -- connections to successors
