@@ -19,6 +19,7 @@ from distributed import Client
 from servers import wait_until
 
 import dps
+from dps.errors import RequestTimeoutError
 
 __all__ = ["LONG", "SECONDS", "SEED", "SERVERS", "SHORT", "TRAINERS", "Chaos", "chains", "is_whole", "pid_of", "ready"]
 __all__ += ["steps_amid_chaos"]
@@ -27,6 +28,7 @@ SEED = int(os.environ.get("CHAOS_SEED", time.time_ns() % 10**9))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "600"))
 SERVERS, WORKERS, TRAINERS = 3, 4, 2
 SHORT = 4.0
+MOST_SHARDS = 8  # of a table that is split
 LONG = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
 
 
@@ -50,15 +52,16 @@ def pid_of(client, worker):
 
 
 class Chaos(threading.Thread):
-    """Kills and stops servers (never all copies of a shard), kills trainers, scales up and down; until `end`."""
+    """Kills and stops servers (never all copies of a shard), kills trainers, scales up and down, splits tables; until
+    `end`."""
 
     def __init__(self, client, ps, seed, copies, kill_trainers):
         super().__init__(name="chaos")
         self.client, self.ps, self.copies = client, ps, copies
         self.random, self.over = random.Random(seed), threading.Event()
         self.serving = {server.worker for server in ps.connection.describe().servers}
-        self.faults, self.error = dict.fromkeys(("kill", "stop", "scale", "trainer"), 0), None
-        self.choices = ["kill", "kill", "stop", "stop", "scale", *(["trainer"] if kill_trainers else [])]
+        self.faults, self.error = dict.fromkeys(("kill", "stop", "scale", "split", "trainer"), 0), None
+        self.choices = ["kill", "kill", "stop", "stop", "scale", "split", *(["trainer"] if kill_trainers else [])]
         self.start()
 
     def run(self):
@@ -109,6 +112,24 @@ class Chaos(threading.Thread):
 
     def scale(self):
         self.ps.scale(self.random.randint(SERVERS, WORKERS))
+
+    def split(self):
+        """Cut a table into more shards; at half of the times, kill servers meanwhile."""
+        tables = [table.spec for table in chains(self.ps)[1] if table.spec["shards"] <= MOST_SHARDS]
+        names = [spec["name"] for spec in tables if spec["rows"] != 1]
+        if not names:
+            self.scale()
+            return
+        splitting = threading.Thread(target=self._split, args=(self.random.choice(names),), name="splitting")
+        splitting.start()
+        if self.random.random() < 0.5:
+            time.sleep(self.random.uniform(0.0, 0.1))
+            self.kill()
+        splitting.join()
+
+    def _split(self, name):
+        with contextlib.suppress(RequestTimeoutError):  # servers fail again and again
+            self.ps.split(name)
 
     def trainer(self):
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
