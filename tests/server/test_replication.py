@@ -722,12 +722,44 @@ def test_a_backup_that_confirms_nothing_is_reported():
             client.wait()
 
 
+def test_a_server_that_loses_two_shards_at_once_sends_no_op_under_the_epoch_that_takes_them(monkeypatch):
+    """A frame holds an op of both shards, and the successor has not confirmed it when the placement comes."""
+    take, epochs = ServerRole._take_op, []
+
+    def noted(role, connection, header, body, release):
+        epochs.append(header.epoch)
+        take(role, connection, header, body, release)
+
+    monkeypatch.setattr(ServerRole, "_take_op", noted)
+    with Servers(2) as servers:
+        servers.table(TableSpec("n", rows=48, dtype="int64", shards=2, copies=2), owners=[0, 0])
+        with servers.client() as client:
+            client.push("n", slice(0, 48), np.ones(48, np.int64))
+            before = servers.epoch
+            with held(servers, 1):
+                servers.deaf.add(1)
+                pending = client.push_async("n", slice(0, 48), np.ones(48, np.int64))
+                wait_until(lambda: servers.servers[0].relay.unconfirmed()[0] == 1)
+                servers.without(0)
+                assert not servers.servers[0].relay.unconfirmed()[0]
+            servers.deaf.clear()
+            servers.place()
+            pending.result(timeout=real_servers.PATIENCE)
+            assert (client.pull("n", slice(0, 48)) == 2).all()
+    assert all(epoch <= before for epoch in epochs)
+
+
 # ---- the tests themselves -------------------------------------------------------------------------------------------
 
 
 def shards_take_turns() -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         test_shards_that_join_at_once_take_turns_with_few_pieces_under_way(monkeypatch)
+
+
+def no_op_leaves_early() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        test_a_server_that_loses_two_shards_at_once_sends_no_op_under_the_epoch_that_takes_them(monkeypatch)
 
 
 WRONG = [
@@ -752,6 +784,9 @@ WRONG = [
     (Relay, "_on_up", "self.ops.send(successor.number, forward)",
      "len(forward.replicas) > 1 and self.ops.send(successor.number, forward)",
      test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
+    (Relay, "_withdraw", "successor.replace(kept)",
+     "successor.replace(kept); [self.ops.write(s, n) for s, n in self._rewritten if n in s.unconfirmed]",
+     no_op_leaves_early),
     (Relay, "throttle", "not self.ops.full", "True",
      lambda: within(test_a_primary_takes_no_more_than_its_backup_confirms)),
     (JoinerFeed, "_send", "self.relay.ops.send(", "self.relay.memory.release(memory), self.relay.ops.send(",

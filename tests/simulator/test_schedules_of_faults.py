@@ -515,7 +515,7 @@ WRONG = {
             Relay,
             "_withdraw",
             "successor.replace(kept)",
-            "successor.replace(kept); [self.ops.write(*each) for each in self._rewritten]",
+            "successor.replace(kept); [self.ops.write(s, n) for s, n in self._rewritten if n in s.unconfirmed]",
         )
     ],
     "a joiner is promoted when its dump begins": [
