@@ -336,6 +336,11 @@ def test_raw_columns_are_hashed_as_those_of_other_frames(spark, ps, client):
     assert ours.feature_names_in_.tolist() == ["site", "visit", "hits"]
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
     assert ours.score(frame[["site", "visit", "hits"]], frame["y"]) > 0.7
+    words = ps.vocabulary("features")
+    ours = LogisticRegression(client=ps, hash_bits=10, vocabulary=words, **STEADY).fit(table, "y", "weight")
+    theirs = LogisticRegression(client=client, hash_bits=10, vocabulary=words, **STEADY).fit(lazy, "y", "weight")
+    assert len(words) == 10, "six sites, two numbers, and their being missing"
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
 
 
 @on_spark

@@ -9,7 +9,7 @@ from dps.errors import InputError
 from dps.models.factors.field_aware import Fields
 from dps.models.factors.machine_training import local_of
 from dps.models.factors.second_order import canonical, scores
-from dps.models.inputs.encoding import Layout, Words
+from dps.models.inputs.encoding import Layout, NamedWords
 from dps.models.linear.weights import LARGEST, HomeWeights, LiveWeights
 from dps.models.prediction import refuse_spark
 from dps.models.rows import LiveTable
@@ -43,7 +43,7 @@ def scores_of(
     weights: LiveFactors | HomeWeights,
     name: str,
     fields: Fields | None = None,
-    words: Words | None = None,
+    words: NamedWords | None = None,
 ) -> np.ndarray:
     """The scores of one block in memory, [n]; `name` is the estimator's, for messages."""
     refuse_spark(X, "predict takes what is")

@@ -23,7 +23,7 @@ from dps.models.classes import accuracy, classes_at
 from dps.models.factors.field_aware import Fields, check_fields, fields_for
 from dps.models.factors.machine_training import MachinePlan, MachineReport, moments_of, survey_with_squares, train
 from dps.models.factors.machine_weights import LiveFactors, scores_of
-from dps.models.inputs.encoding import Layout, Words
+from dps.models.inputs.encoding import Layout, NamedWords
 from dps.models.inputs.features import named, summary
 from dps.models.inputs.files import features_of
 from dps.models.inputs.pieces import Pieces, pieces_of
@@ -538,7 +538,7 @@ def probabilities_of(
     weights: LiveFactors | HomeWeights,
     name: str,
     fields: Fields | None = None,
-    words: Words | None = None,
+    words: NamedWords | None = None,
 ) -> np.ndarray:
     """The probabilities of one block in memory, [n, 2]."""
     return softmax(scores_of(X, weights, name, fields, words))

@@ -15,10 +15,10 @@ from dps.features import as_pandas
 from dps.models.inputs.notes import sendable
 from dps.models.types import Block, Features
 
-__all__ = ["Layout", "Words", "encode_frame", "matrix_of"]
+__all__ = ["Layout", "NamedWords", "encode_frame", "matrix_of"]
 
 
-class Words(Protocol):
+class NamedWords(Protocol):
     """A vocabulary: :class:`dps.WordTable`, or the part of one that a model has learnt."""
 
     @property
@@ -28,7 +28,7 @@ class Words(Protocol):
 
 
 def encode_frame(
-    frame: Features, bits: int = 20, by_field: bool = False, vocabulary: Words | None = None
+    frame: Features, bits: int = 20, by_field: bool = False, vocabulary: NamedWords | None = None
 ) -> scipy.sparse.csr_matrix:
     """A DataFrame as sparse rows of 2**bits hashed features.
 
@@ -97,7 +97,7 @@ def encode_frame(
     return scipy.sparse.csr_matrix((*parts, indptr), shape=(rows, width))
 
 
-def _numbered(words: list[str], bits: int, vocabulary: Words | None) -> np.ndarray:
+def _numbered(words: list[str], bits: int, vocabulary: NamedWords | None) -> np.ndarray:
     """The features of columns of numbers."""
     if vocabulary is None:
         return dps.hash_strings(words) & ((1 << bits) - 1)
@@ -144,7 +144,7 @@ class Layout:
             )
         return cls(int(X.shape[1]), bits)
 
-    def block(self, X: Features, words: Words | None = None) -> Block:
+    def block(self, X: Features, words: NamedWords | None = None) -> Block:
         """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32."""
         X = as_pandas(X)
         if self.columns is not None and hasattr(X, "columns"):
@@ -164,7 +164,7 @@ class Layout:
             )
         return block
 
-    def _check_words(self, words: Words | None) -> None:
+    def _check_words(self, words: NamedWords | None) -> None:
         """Refuse words of another vocabulary than that of the model, because its ids are of other words."""
         name = None if words is None else words.name
         if name == self.vocabulary:
@@ -181,7 +181,7 @@ class Layout:
         )
 
 
-def _matrix(X: Features, bits: int, by_field: bool = False, words: Words | None = None) -> Block:
+def _matrix(X: Features, bits: int, by_field: bool = False, words: NamedWords | None = None) -> Block:
     """Convert X to CSR or a dense array of float32, and refuse values that are not finite."""
     if hasattr(X, "columns"):
         block = encode_frame(X, bits, by_field, words) if bits else _columns_of(X)

@@ -9,7 +9,7 @@ import numpy as np
 import dps
 from dps.errors import InputError
 from dps.kernels import ftrl_weights, margins
-from dps.models.inputs.encoding import Layout, Words
+from dps.models.inputs.encoding import Layout, NamedWords
 from dps.models.prediction import refuse_spark
 from dps.models.rows import looked_up
 from dps.models.types import Features
@@ -111,7 +111,7 @@ class HomeWeights:
         return self
 
 
-def margins_of(X: Features, weights: LiveWeights | HomeWeights, words: Words | None = None) -> np.ndarray:
+def margins_of(X: Features, weights: LiveWeights | HomeWeights, words: NamedWords | None = None) -> np.ndarray:
     """The margins of one block in memory: [n], or [n, classes] for more than two classes."""
     more = "calls it, or train a stage of dps.models.spark, whose model transforms data frames"
     refuse_spark(X, "predict takes what is", more)
@@ -126,7 +126,7 @@ def margins_of(X: Features, weights: LiveWeights | HomeWeights, words: Words | N
     return margins(local.indptr, local.indices, local.data, w, b[0] if w.ndim == 1 else b)
 
 
-def probabilities_of(X: Features, weights: LiveWeights | HomeWeights, words: Words | None = None) -> np.ndarray:
+def probabilities_of(X: Features, weights: LiveWeights | HomeWeights, words: NamedWords | None = None) -> np.ndarray:
     """The probabilities of one block in memory, [n, classes]."""
     return softmax(margins_of(X, weights, words))
 
