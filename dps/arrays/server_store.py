@@ -116,7 +116,7 @@ class ServerStore:
         if self._table is None:
             raise InputError("a trainer makes no vectors of its own: make them where the parameter server was started")
         name = f"{layout.title} {dtype} ({secrets.token_hex(4)})"
-        self._table(name, dtype=dtype.name, **layout.table)
+        self._table(name, dtype=dtype.name, fixed_shards=True, **layout.table)
         return name
 
     def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Partial]]:

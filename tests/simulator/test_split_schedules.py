@@ -106,6 +106,17 @@ def test_a_scan_goes_on_in_the_parts(sim, name):
     assert sorted(np.concatenate(found).tolist()) == sorted(keys.tolist())
 
 
+def test_a_shard_of_a_handle_is_read_as_its_parts(sim):
+    spec = sim.table("w", dtype="int64", shards=2)
+    client, keys = sim.client(), np.arange(100)
+    client.push("w", keys, keys)
+    before = [sorted(np.concatenate(list(client.keys("w", shard))).tolist()) for shard in range(2)]
+    sim.split("w", 8)
+    for shard in range(2):
+        assert sorted(np.concatenate(list(client.keys(spec, shard))).tolist()) == before[shard]
+    assert sorted(np.concatenate(list(client.keys("w", 0))).tolist()) < before[0]
+
+
 def test_functions_on_their_way_see_each_row_once(sim):
     @dps.function(changes=True)
     def mark(rows, by):

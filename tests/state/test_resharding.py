@@ -176,6 +176,7 @@ def test_the_ledger_goes_to_all_parts_without_kept_answers():
         (SPECS["keyed"], "4", "shards is a whole number, not '4'"),
         (SPECS["dense"], 7, "a multiple of these, not 7"),
         (SPECS["dense"], 24, "24 shards for 23 rows"),
+        (dataclasses.replace(SPECS["dense"], fixed_shards=True), 6, "keeps its 3 shards"),
         (SPECS["keyed"], 1 << 13, "8192"),
         (TableSpec("w", life=RowLife(admit=dps.AdmitByCount(3, approximate=True)), shards=1), 2, "approximately"),
         (TableSpec("w", life=RowLife(expire=(dps.ExpireUnused(9),), remember=9), shards=1), 2, "remembers the keys"),

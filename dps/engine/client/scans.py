@@ -138,12 +138,19 @@ class Scans:
     def __init__(self, session: ClientSession):
         self._session, self.now = session, session.now
 
-    def iterate(self, table: str, shard: int | None) -> Iterator[np.ndarray]:
-        """The keys of a table, or of one of its shards, piece after piece."""
+    def iterate(self, table: str, shard: int | None, shards: int | None = None) -> Iterator[np.ndarray]:
+        """The keys of a table, or of one of its shards, piece after piece.
+
+        `shards` says how many there were when the shard was named; where the table was split since, its parts are read.
+        """
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
-        waiting = collections.deque(Asked(n, BEGIN, None) for n in (scan.shards if shard is None else [shard]))
+        numbers = scan.shards if shard is None else [shard]
+        if shard is not None and shards and scan.spec.shards % shards == 0:
+            times = scan.spec.shards // shards
+            numbers = list(range(shard * times, (shard + 1) * times))
+        waiting = collections.deque(Asked(n, BEGIN, None) for n in numbers)
         while waiting:
             asked = waiting.popleft()
             with session.lock:

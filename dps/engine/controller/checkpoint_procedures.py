@@ -404,6 +404,8 @@ def checked_shards(shards: Mapping[str, int], checkpoint: Checkpoint, tables: It
             raise InputError(f"shards= names table {table!r}, which is not restored")
         saved = checkpoint.tables[table]
         dataclasses.replace(saved, shards=count)  # raises where a table cannot have so many
+        if saved.fixed_shards and count != saved.shards:
+            raise InputError(f"table {table!r} keeps its {saved.shards} shards: its rows are laid out by them")
         if count < saved.shards and saved.life.asks:
             raise InputError(
                 f"table {table!r} was saved in {saved.shards} shards, each of which counts the ages of its rows by "

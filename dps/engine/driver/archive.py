@@ -172,7 +172,7 @@ def pull_shard(ticket: Ticket, spec: TableSpec, shard: int) -> Iterator[tuple[np
                 end = min(row + step, high)
                 yield row, client.pull(spec.name, slice(row, end)).view(spec.dtype).reshape(end - row, spec.dim)
             return
-        for keys in client.keys(spec.name, shard):
+        for keys in client.keys(spec, shard):
             for a in range(0, len(keys), step):
                 some = keys[a : a + step]
                 yield some, client.pull(spec.name, some).view(spec.dtype).reshape(len(some), spec.dim)

@@ -289,6 +289,7 @@ class ParameterServer:
         evict: str | Callable[[np.ndarray, np.ndarray, np.ndarray], npt.ArrayLike] | None = None,
         admit: AdmitByCount | str | None = None,
         remember: bool | int = False,
+        fixed_shards: bool = False,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -360,6 +361,8 @@ class ParameterServer:
         remember : bool or int
             Keep the keys of rows that went by themselves, for :meth:`forgotten`: the last ones, so many in all shards
             together; True means ``dps.limits.remembered-keys``. They take 9 bytes each, also of `max_bytes`.
+        fixed_shards : bool
+            The table keeps its number of shards, because a program lays rows out by them: :meth:`split` refuses it.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again.
@@ -389,7 +392,8 @@ class ParameterServer:
         kept = config.count("limits.remembered-keys") if remember is True else remember or 0
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
-        spec = dataclasses.replace(spec, partition=placed, life=life_of(expire, max_bytes, evict, admit, kept))
+        life = life_of(expire, max_bytes, evict, admit, kept)
+        spec = dataclasses.replace(spec, partition=placed, life=life, fixed_shards=bool(fixed_shards))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
@@ -475,8 +479,8 @@ class ParameterServer:
         Raises
         ------
         InputError
-            The number is none of these; or the table counts pushes approximately (``admit=``) or remembers keys
-            (``remember=``), so that its shards cannot be divided.
+            The number is none of these; or the table counts pushes approximately (``admit=``), remembers keys
+            (``remember=``) or was made with ``fixed_shards=True``, as that of a vector is: it cannot be divided.
         LimitError
             The servers have no memory for it (``dps.memory``).
         RequestTimeoutError

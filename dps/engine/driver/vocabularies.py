@@ -49,7 +49,8 @@ def made_vocabulary(
             f"width={width}: leave them out, or take another name"
         )
     if found is None:
-        ps.table(name, **wanted.of_table, shards=None if lanes > 1 else 1, copies=copies, exist_ok=True)
+        one = {"shards": 1, "fixed_shards": True} if lanes == 1 else {}  # a lane lies in one shard
+        ps.table(name, **wanted.of_table, **one, copies=copies, exist_ok=True)
     if counts and counts_of(name) not in tables:
         ps.table(counts_of(name), dtype="int64", copies=copies, exist_ok=True)
     return ps.client().vocabulary(name)

@@ -197,6 +197,8 @@ class TableSpec:
     bytes_width : int
         Clients see each row as bytes of this width, by ``dtype="S32"`` say; 0: as numbers. Then `dtype` is uint8, `dim`
         the width, and the optimizer Assign.
+    fixed_shards : bool
+        It is not split, because a program lays rows out by its shards.
 
     Examples
     --------
@@ -220,6 +222,7 @@ class TableSpec:
     partition: Partition = HashPartition()
     life: RowLife = RowLife()
     bytes_width: int = 0
+    fixed_shards: bool = False
 
     def __post_init__(self):
         where = f"table {check_name('table', self.name)!r}"
@@ -404,8 +407,9 @@ class TableSpec:
         recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
         plain = {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
         del plain["life"]
-        if not self.bytes_width:
-            del plain["bytes_width"]  # so that tables without it are described as ever
+        for name in ("bytes_width", "fixed_shards"):
+            if not plain[name]:
+                del plain[name]  # so that tables without it are described as ever
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain
 
     @classmethod

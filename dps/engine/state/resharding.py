@@ -47,6 +47,11 @@ def resharded(spec: TableSpec, shards: int, number: int) -> TableSpec:
         raise InputError(f"{where}: shards is a whole number, not {shards!r}")
     if shards <= spec.shards or shards % spec.shards:
         raise InputError(f"{where} has {spec.shards} shards: it is split into a multiple of these, not {shards}")
+    if spec.fixed_shards:
+        raise InputError(
+            f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows are laid out by them: make "
+            "another table, or another vector, with more servers"
+        )
     counts = spec.life.counts
     if counts is not None and counts.approximate:
         raise InputError(
