@@ -38,7 +38,7 @@ ENGINE = {
     "server": PLACED + " core checkpoints functions",
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
-    "dashboard": "telemetry state.ops",
+    "dashboard": "telemetry state.ops wire.structs",
     "training": "client functions config core state wire telemetry daskapi dashboard.notebook",
     "driver": "config functions state wire telemetry daskapi checkpoints client server controller training dashboard",
     "deploy": "config daskapi wire.once controller",

@@ -114,7 +114,7 @@ def test_a_shard_of_a_handle_is_read_as_its_parts(sim):
     sim.split("w", 8)
     for shard in range(2):
         assert sorted(np.concatenate(list(client.keys(spec, shard))).tolist()) == before[shard]
-    assert sorted(np.concatenate(list(client.keys("w", 0))).tolist()) < before[0]
+    assert set(np.concatenate(list(client.keys("w", 0))).tolist()) < set(before[0])
 
 
 def test_functions_on_their_way_see_each_row_once(sim):

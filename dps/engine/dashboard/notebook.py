@@ -17,6 +17,7 @@ from dps.engine.dashboard.terminal import StatusView, print_plain
 from dps.engine.dashboard.text import counted, size_text
 from dps.engine.state.ops import TableSpec, html_renderers
 from dps.engine.telemetry.snapshot import CheckpointStatus, RunStatus, Status
+from dps.engine.wire.structs import read_annotations
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -209,3 +210,6 @@ def table_html(spec: TableSpec) -> str:
 
 # `TableSpec` is in a package that may import neither templates nor Dask, so it asks for a renderer that is registered.
 html_renderers.append(table_html)
+
+
+read_annotations(globals())

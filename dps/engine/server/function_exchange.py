@@ -25,6 +25,7 @@ import numpy as np
 
 from dps.engine.wire.frames import code_of
 from dps.engine.wire.messages import PartAnswer
+from dps.engine.wire.structs import read_annotations
 
 __all__ = [
     "ArrayPlace",
@@ -215,3 +216,6 @@ def left(until: float | None) -> float | None:
     if seconds <= 0:
         raise TimeoutError
     return seconds
+
+
+read_annotations(globals())

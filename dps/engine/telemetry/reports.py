@@ -17,6 +17,7 @@ from dps.engine.state.names import check_name
 from dps.engine.telemetry.history import COLUMNS
 from dps.engine.telemetry.hosts import HostLoad
 from dps.engine.wire import frames
+from dps.engine.wire.structs import read_annotations
 from dps.errors import InputError, ProtocolError
 
 __all__ = [
@@ -258,3 +259,6 @@ def _check_metric(metric: Metric, what: str) -> None:
     for name, x in (("sum", total), ("last value", 0.0 if last is None else last)):
         if not abs(x) <= MAX_METRIC_VALUE * max(1, count) * (1 + 1e-9):  # also of NaN
             raise ProtocolError(f"{what}: its {name} is a finite number, not {x!r:.100}")
+
+
+read_annotations(globals())

@@ -13,6 +13,7 @@ import numpy as np
 
 from dps.engine.telemetry.history import COLUMNS
 from dps.engine.telemetry.snapshot import Curve, RunPhase, Straggler, TimeSplit
+from dps.engine.wire.structs import read_annotations
 
 __all__ = ["KeptReports", "RunHistory", "ServerCurves", "TrainerReports", "encode_history"]
 
@@ -87,3 +88,6 @@ def encode_history(history: RunHistory, trainers: Iterable[KeptReports]) -> byte
 def _rounded(array: np.ndarray, digits: int) -> list[float]:
     values: list[float] = np.nan_to_num(array.astype(float)).round(digits).tolist()
     return values
+
+
+read_annotations(globals())

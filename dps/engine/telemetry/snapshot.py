@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dps.engine.wire.structs import read_annotations
+
 __all__ = [
     "NEARLY_FULL",
     "PARTS",
@@ -540,3 +542,6 @@ class Status(msgspec.Struct, frozen=True):
             f"<Status of {self.name!r}: {self.up} of {self.wanted} servers up, tables: {len(self.tables)}, "
             f"rows: {self.rows:,}, runs going on: {going}>"
         )
+
+
+read_annotations(globals())

@@ -18,6 +18,7 @@ departures          bytes leave at once, or together at the end of a turn of the
 log_limit           a bound on warnings a second
 protocols           what a role may ask of an endpoint, a connection and a link
 messages            typed messages of runs, membership, placement, functions and drivers, as bytes and back
+structs             types of messages are read before several threads decode them
 remembered          values that travel once, and are known again by their hash
 values              arguments and results of functions as bytes
 once                an object that several threads may close is closed once

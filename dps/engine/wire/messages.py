@@ -18,6 +18,7 @@ import msgspec
 
 from dps.engine.wire import frames
 from dps.engine.wire.frames import padded
+from dps.engine.wire.structs import read_annotations
 from dps.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -453,3 +454,6 @@ class Description(msgspec.Struct, frozen=True):
     servers: list[DescribedServer]
     tables: dict[str, DescribedTable]
     restored: SavedRun | None  # the run that may be resumed
+
+
+read_annotations(globals())
