@@ -12,6 +12,7 @@ from dps.engine.client.functions import Running
 from dps.engine.controller.freezes import Freezes
 from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.server.requests import ServerRole
+from dps.engine.simulation.executor import Cancelled
 from dps.engine.state.resharding import Division
 from dps.errors import DataLostError, InputError, RequestTimeoutError, UnknownTableError
 from dps.testing import Faults, Simulation
@@ -143,6 +144,36 @@ def test_a_dead_server_does_not_stop_a_split(sim):
     assert sim.split("w").shards == 4
     sim.rest()
     assert client.pull("w", np.arange(100)).tolist() == [1] * 100
+
+
+def test_a_call_that_waits_for_a_server_that_is_cut_off_goes_on_in_the_new_shards(sim):
+    """The old primary hears of no placement, and the client still reaches it: only the route tells it of the split."""
+    sim.table("w", dtype="int64", shards=1)
+    client = sim.client()
+    client.push("w", np.arange(20), 1)
+    first = chains(sim)[0][0]
+    others = [name for name in sim.parties if name not in ("driver", f"server-{first}")]
+    sim.part([f"server-{first}"], others, seconds=60.0)
+    pushing = client.push_async("w", np.arange(20), 1)
+    sim.sleep(4.0)  # until another server leads
+    sim.split("w", 4)
+    began = sim.now
+    pushing.result()
+    assert sim.now - began < 5.0
+    assert client.pull("w", np.arange(20)).tolist() == [2] * 20
+
+
+def test_a_split_that_is_cancelled_when_it_is_published_keeps_its_rows(sim):
+    sim.table("w", dtype="int64", shards=1)
+    client = sim.client()
+    client.push("w", np.arange(20), 1)
+    controller = sim._controller
+    procedure = controller.resharding.split("w")
+    assert_published = lambda: len(chains(sim)) == 2  # noqa: E731
+    with pytest.raises(Cancelled):
+        controller.executor.run(procedure, cancelled=assert_published)
+    assert client.pull("w", np.arange(20)).tolist() == [1] * 20
+    assert len(chains(sim)) == 2
 
 
 def test_a_split_that_takes_too_long_leaves_the_table_as_it_was(sim):

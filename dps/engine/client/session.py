@@ -457,9 +457,9 @@ class ClientSession:
         known = decode(Route, self.ask_controller(RouteRequest(self.own.id).header()).body)
         owners = {table.spec["id"]: table.owners for table in known.tables}
         for table, route in self._by_id.items() if known.epoch != self.epoch else ():
-            owners_now = owners.get(table, [])
+            owners_now = owners.get(table)  # None: it was dropped, or replaced by one with another number
             for owner, first, end in route.runs:
-                if owner == server and any(other != server for other in owners_now[first:end]):
+                if owner == server and (owners_now is None or {*owners_now[first:end]} != {server}):
                     raise MovedError(f"server {server} was replaced while it kept its caller waiting")
 
     def ask_controller(self, header: Header, body: bytes = b"") -> Request:

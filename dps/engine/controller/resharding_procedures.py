@@ -106,7 +106,8 @@ class ReshardingProcedures:
             yield InEndpoint(self.membership.freezes.publish_split, (spec, divided))
         except BaseException:
             yield InEndpoint(self.membership.freezes.thaw, (name,))
-            yield Uninterrupted(self._tables.forget(spec["id"]))
+            if self.membership.specs.get(name) is not spec:  # else it was cancelled just when the table was published
+                yield Uninterrupted(self._tables.forget(spec["id"]))
             raise
         seconds = self._now() - began
         text = f"table {name!r} was split into {spec['shards']} shards; it waited for {seconds:.2g} s"
