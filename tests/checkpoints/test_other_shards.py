@@ -9,7 +9,7 @@ from oracles import mutant
 import dps
 from dps.engine.checkpoints import reading
 from dps.engine.state.op_views import RetireOp
-from dps.errors import InputError
+from dps.errors import InputError, StoppedError
 from dps.testing import Simulation
 
 KEYS = np.concatenate([np.arange(-50, 400), [1 << 40, -(1 << 62), (1 << 63) - 1]])
@@ -49,7 +49,10 @@ def test_rows_are_what_they_were_whatever_the_number_of_shards(sim, kind: str, s
     client = sim.client()
     changed(client, kind, 3)
     sim.checkpoint()
-    changed(client, kind, 5)
+    some = names(kind)[3::11]  # an increment with few rows
+    client.push(kind, some, client.pull(kind, some) * 0 + 2)
+    if kind != "dense":
+        changed(client, kind, 5)
     name = sim.checkpoint(incremental=True)["name"]
     before = client.pull(kind, names(kind))
     changed(client, kind, 2)
@@ -98,6 +101,43 @@ def test_a_run_goes_on_in_other_shards_and_counts_each_push_once(wanted: int) ->
         assert sim.restore(shards={"w": wanted})["clock"] > 0
         sim.run(work, range(2), resume=True)
         assert sim.client().pull("w", np.arange(60)).tolist() == [24] * 60
+
+
+@pytest.mark.parametrize(("saved", "wanted"), [(4, 8), (4, 1), (8, 2)])
+@pytest.mark.parametrize("kind", ["push", "push_pull", "pull"])
+def test_a_call_under_way_goes_on_in_the_shards_that_there_are_then(sim, saved, wanted, kind) -> None:
+    sim.table("w", dtype="int64", shards=saved)
+    client, keys = sim.client(), np.arange(60)
+    client.push("w", keys, 1)
+    name = sim.checkpoint()["name"]
+    others = [party for party in sim.parties if party not in ("driver", "controller")]
+    sim.part(["driver"], others, seconds=2.0)
+    called = getattr(client, f"{kind}_async")("w", keys, *([] if kind == "pull" else [keys + 1]))
+    sim.restore(name, shards={"w": wanted})
+    sim.sleep(3.0)
+    answer = called.result()
+    expected = 1 if kind == "pull" else keys + 2
+    if kind != "push":
+        np.testing.assert_array_equal(answer, np.broadcast_to(expected, keys.shape))
+    np.testing.assert_array_equal(client.pull("w", keys), np.broadcast_to(expected, keys.shape))
+
+
+def test_parts_of_a_push_that_do_not_belong_together_any_more_are_refused(sim) -> None:
+    """One part is answered by the old table, and the others would come to the same shard one after the other."""
+    sim.table("w", dtype="int64", shards=4)
+    client, keys = sim.client(), np.arange(60)
+    client.push("w", keys, 1)
+    name = sim.checkpoint()["name"]
+    heads = {place.chain[0] for place in sim._controller.membership.places["w"]}
+    _, *others = sorted(heads)
+    sim.part(["driver"], [f"server-{n}" for n in others], seconds=2.0)
+    pushing = client.push_async("w", keys, 1)
+    sim.sleep(0.5)
+    sim.restore(name, shards={"w": 1})
+    sim.sleep(3.0)
+    with pytest.raises(StoppedError, match="none of the push is in the table now; push again"):
+        pushing.result()
+    assert client.pull("w", keys).tolist() == [1] * 60
 
 
 def test_origins_that_are_over_stay_over(sim) -> None:

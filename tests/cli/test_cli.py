@@ -129,7 +129,7 @@ def test_split(run, ps):
     assert run("split", "counts").stdout == f"table counts: {2 * before} shards\n"
     assert json.loads(run("split", "counts", "--shards", 4 * before, "--json").stdout)["shards"] == 4 * before
     assert ps.client().pull("counts", [7, 8, 9]).tolist() == [1, 2, 3]
-    assert "a multiple of these, not 3" in run("split", "counts", "--shards", 3, status=1).stderr
+    assert "times as many, not 3" in run("split", "counts", "--shards", 3, status=1).stderr
 
 
 def test_checkpoint_and_restore(run, ps, tmp_path, monkeypatch):

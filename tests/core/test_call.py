@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from merging import coalesce
 
 from dps.engine.client.origin import Origin
-from dps.engine.core.grouping import sum_repeats
+from dps.engine.core.grouping import mix, sum_repeats
 from dps.engine.core.requests.call import Call, Terms
 from dps.engine.core.requests.form import Form
 from dps.engine.core.requests.meter import CallMeter
@@ -115,8 +115,8 @@ class Carried(NamedTuple):
     weights: dict[tuple[int, int], int]  # rows of data
 
 
-def carried(parts: list[Part], table: int, dense: bool) -> Carried:
-    """Read the requests of some parts."""
+def carried(parts: list[Part], table: int, dense: bool, shards: int) -> Carried:
+    """Read the requests of some parts, to a table of so many shards."""
     content: dict[tuple[int, int], tuple[list[int], bytes]] = {}
     weights: dict[tuple[int, int], int] = {}
     for n, part in enumerate(parts):
@@ -130,7 +130,7 @@ def carried(parts: list[Part], table: int, dense: bool) -> Carried:
         rows = frame[64 + 8 * at :]
         for shard in range(header.shard, header.shard + header.shards):
             if dense:
-                first, end = shard * ROWS // SHARDS, (shard + 1) * ROWS // SHARDS
+                first, end = shard * ROWS // shards, (shard + 1) * ROWS // shards
                 count = max(0, min(end, header.start + header.count) - max(first, begin))
                 keys = list(range(begin, begin + count))
                 begin += count
@@ -151,12 +151,23 @@ runs_of = st.sets(st.integers(1, SHARDS - 1)).map(lambda cuts: list(itertools.pa
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), first=runs_of, then=st.lists(runs_of, max_size=3), own=st.booleans())
+@given(
+    data=st.data(),
+    first=runs_of,
+    then=st.lists(st.tuples(runs_of, st.sampled_from([1, 1, 2, 4])), max_size=3),
+    own=st.booleans(),
+)
 def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, then: list, own: bool) -> None:
-    """By any routes, after each other: the same keys and rows of each op and shard, and the same rows of data."""
+    """By any routes, after each other, also where the table is split in between: the same keys and rows of each op, in
+    the shards that there are then, and the same rows of data."""
     dense, weight = data.draw(st.booleans()), data.draw(st.sampled_from([-1, 0, 5]))
     most = data.draw(st.integers(1, 400))
-    forms = [Form(7 + n, FLOAT32, DIM, ROWS if dense else 0, SHARDS, 2, False, r) for n, r in enumerate([first, *then])]
+    forms, counts = [], []
+    for n, (runs, more) in enumerate([(first, 1), *then]):
+        counts.append(more * counts[-1] if n else SHARDS)
+        edges = [(a * counts[n] // SHARDS, b * counts[n] // SHARDS) for a, b in runs]
+        bits = counts[n].bit_length() - 1
+        forms.append(Form(7 + n, FLOAT32, DIM, ROWS if dense else 0, counts[n], bits, False, edges))
     if dense:
         begin, end = sorted(data.draw(st.tuples(st.integers(0, ROWS), st.integers(0, ROWS))))
         keys: object = slice(begin, end)
@@ -171,29 +182,54 @@ def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, t
     call.take_number(origin)
     a_chunk = max(1, most // (4 * DIM + (0 if dense else 8)))
     assert call.numbers == origin.number - 3 == max(-(-count // a_chunk), int(weight > 0))
-    grouping = None if dense else group(keys, 0, SHARDS)
-    order = None if grouping is None else grouping.order
+    order = np.arange(count) if dense else canonical(keys, 4096 if count > a_chunk else SHARDS)
     parts = parts_of(call)
     for n, form in enumerate(forms):
         if n:
-            parts = [fresh for part in parts for fresh in part.again(form)]
+            parts = [fresh for part in parts for fresh in part.again(form, [])]
         if own and n == 1:
             call.own()
-        seen = carried(parts, 7 + n, dense)
-        sent = rows if order is None else rows[order]
+        seen = carried(parts, 7 + n, dense, counts[n])
+        named = np.arange(begin, begin + count) if dense else keys
+        shards = np.searchsorted(np.arange(1, counts[n]) * ROWS // counts[n], named, "right")
+        shards = shards if dense else shards_of(keys, counts[n])
         for number in range(call.numbers):
-            for shard in range(SHARDS):
-                if grouping is None:
-                    a, b = (max(0, min(count, s * ROWS // SHARDS - begin)) for s in (shard, shard + 1))
-                else:
-                    a, b = grouping.starts[shard], grouping.starts[shard + 1]
-                a, b = (min(max(edge, number * a_chunk), (number + 1) * a_chunk) for edge in (a, b))
-                named = list(range(begin + a, begin + b)) if grouping is None else grouping.keys[a:b].tolist()
-                expected = (named, sent[a:b].tobytes()) if named else None
+            chunk = order[number * a_chunk : (number + 1) * a_chunk]
+            for shard in range(counts[n]):
+                mine = chunk[shards[chunk] == shard]
+                expected = (named[mine].tolist(), rows[mine].tobytes()) if len(mine) else None
                 assert seen.content.get((3 + number, shard)) == expected
         if weight > 0:  # all shards divide by the same number, which counts once
-            assert {place for place, said in seen.weights.items() if said > 0} == {(3, s) for s in range(SHARDS)}
+            assert {place for place, said in seen.weights.items() if said > 0} == {(3, s) for s in range(counts[n])}
         assert all(said == (weight if number == 3 else min(weight, 0)) for (number, _), said in seen.weights.items())
+
+
+def shards_of(keys: np.ndarray, shards: int) -> np.ndarray:
+    return np.array([mix(int(key)) * shards >> 64 for key in keys], np.int64)
+
+
+def canonical(keys: np.ndarray, parts: int) -> np.ndarray:
+    """The places of the keys in the order of so many parts."""
+    return np.argsort(shards_of(keys, parts), kind="stable")
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), merges=st.booleans(), dense=st.booleans())
+def test_a_large_call_is_cut_into_the_same_ops_whatever_the_number_of_shards(data, merges, dense) -> None:
+    """So a task that runs again after a split makes ops with the same keys under the same numbers."""
+    most, base = data.draw(st.integers(50, 400)), data.draw(st.sampled_from([1, 3] if dense else [1, 2]))
+    keys = np.array(data.draw(st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=80)), np.int64)
+    rows = np.ones((len(keys), DIM), "float32")
+    cut = []
+    for shards in (base, 2 * base, 8 * base):
+        form = Form(7, FLOAT32, DIM, ROWS if dense else 0, shards, shards.bit_length() - 1, False, [(0, shards)])
+        call = Call.of(Terms(form, 5, most, frames.PUSH, 0, True, False, merges), Origin(2), keys, rows, None)
+        assert call is not None
+        ops: dict[int, list[int]] = {}
+        for part in parts_of(call):
+            ops.setdefault(part.op[2], []).extend(part.keys.tolist())
+        cut.append({number: sorted(some) for number, some in ops.items()})
+    assert cut[0] == cut[1] == cut[2]
 
 
 def test_a_certified_answer_is_put_in_place_behind_its_arrival() -> None:

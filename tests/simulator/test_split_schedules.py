@@ -185,7 +185,7 @@ def test_a_split_that_takes_too_long_leaves_the_table_as_it_was(sim):
     membership.freezes.freeze("w", 0.3)
     sim.sleep(0.6)
     assert not any(place.stepping_down for place in membership.places["w"])
-    assert any("was not split within 0.3 s" in text for _, text in membership.events)
+    assert any("was not split in time" in text for _, text in membership.events)
     sim.sleep(5.0)
     sim.rest()
     assert client.pull("w", np.arange(100)).tolist() == [1] * 100
@@ -193,7 +193,7 @@ def test_a_split_that_takes_too_long_leaves_the_table_as_it_was(sim):
 
 def test_what_cannot_be_split_is_refused(sim):
     sim.table("w", dtype="int64", shards=2)
-    with pytest.raises(InputError, match="a multiple of these, not 3"):
+    with pytest.raises(InputError, match="times as many, not 3"):
         sim.split("w", 3)
     with pytest.raises(UnknownTableError, match="no table 'v'"):
         sim.split("v")
@@ -241,9 +241,9 @@ def test_the_end_of_a_run_that_forgets_a_table_is_caught(monkeypatch):
 
 WRONG = {  # and where to look first
     "parts begin without a ledger": ([(Division, "step", "list(bare.values())", "[e[:0] for e in bare.values()]")], []),
-    "tables are divided before they rest": ([(Freezes, "rests", "== len(self.places[name])", ">= 0")], []),
+    "tables are divided before they rest": ([(Freezes, "rests", "== len(places)", ">= 0")], []),
     "a broken freeze is published": (
-        [(Freezes, "rests", "not all(p.stepping_down for p in self.places[name])", "False")],
+        [(Freezes, "rests", "not all(p.stepping_down for p in places)", "False")],
         [],
     ),
     "servers without the parts are in the chains": (

@@ -132,6 +132,12 @@ def test_a_key_that_waits_for_its_row_is_counted_on_in_its_part():
         assert sorted(part.keys().tolist()) == of_shard(part.spec, n, KEYS[:30]).tolist(), "the third push"
 
 
+def test_the_parts_have_equal_shares_of_the_keys_that_may_wait():
+    old, parts, _ = divided(SPECS["waiting"], 4, 0, [("push", 0, 1, 1, np.arange(30), 1)], 64)
+    limits = {int(part.admission.to_arrays()[0][0]) for part in parts.values()}
+    assert limits == {int(old.admission.to_arrays()[0][0]) // 4}
+
+
 def test_rows_in_a_file_are_divided_too(tmp_path):
     spec = TableSpec("w", shards=1, dim=16, life=RowLife(max_bytes=1 << 20, evict="spill"))
     old = make_shard(spec, 0)
@@ -170,11 +176,12 @@ def test_the_ledger_goes_to_all_parts_without_kept_answers():
 @pytest.mark.parametrize(
     ("spec", "shards", "text"),
     [
-        (SPECS["keyed"], 2, "has 2 shards: it is split into a multiple of these, not 2"),
+        (SPECS["keyed"], 2, "has 2 shards: it is split into 2, 4, 8, ... times as many, not 2"),
         (SPECS["keyed"], 1, "not 1"),
-        (SPECS["keyed"], 6, "a power of two of shards, not 6"),
+        (SPECS["keyed"], 6, "not 6"),
+        (SPECS["dense"], 9, "not 9"),
         (SPECS["keyed"], "4", "shards is a whole number, not '4'"),
-        (SPECS["dense"], 7, "a multiple of these, not 7"),
+        (SPECS["dense"], 7, "not 7"),
         (SPECS["dense"], 24, "24 shards for 23 rows"),
         (dataclasses.replace(SPECS["dense"], fixed_shards=True), 6, "keeps its 3 shards"),
         (SPECS["keyed"], 1 << 13, "8192"),

@@ -20,8 +20,8 @@ from dps.engine.state.shard import DenseShard, KeyedShard
 
 __all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard", "sources"]
 
-MORE_ROWS = 1.05  # for which a part of a saved shard makes room: hashes do not spread quite evenly
-NO_OP = (-(1 << 62), 0)  # before each op
+MORE_ROWS = 1.05  # spare room for a part of a saved shard, as a factor, because hashes do not spread quite evenly
+NO_OP = (-(1 << 62), 0)  # sorts before every op
 # Files that one process reads at a time: while it puts the rows of one in their places, the disk reads others.
 FILES_AT_ONCE = 4
 
@@ -219,7 +219,7 @@ def own_rows(
     if saved.shards == spec.shards:
         return where, rows
     if isinstance(where, np.ndarray):
-        grouping = group(np.ascontiguousarray(where), 0, spec.shards, spec.name, spec.cells)
+        grouping = group(np.ascontiguousarray(where), spec.rows or 0, spec.shards, spec.name, spec.cells)
         mine = slice(*grouping.starts[number : number + 2])
         which = mine if grouping.order is None else grouping.order[mine]
         return where[which], rows[which]

@@ -382,12 +382,20 @@ class ClientSession:
                     continue
                 part = request.call_part
                 route = self._heir(part.table)
-                if route is None:
+                others = self._others(pending, request, route)
+                if route is None or others is None:
                     request.error = UnknownTableError(f"table number {part.table} was dropped")
+                    if route is not None:
+                        request.error = StoppedError(
+                            f"table {route.spec.name!r} was restored with {route.spec.shards} shards when a part of "
+                            "this push had reached the old one: none of the push is in the table now; push again"
+                        )
                     requests.append(request)
                     continue
+                if others and others[0] is not part:  # which carries this one, too
+                    continue
                 self._used[route.spec.id] = route.spec  # it may have an heir in its turn
-                fresh = [self.dispatch(route, each) for each in part.again(route.form_of(part.dim))]
+                fresh = [self.dispatch(route, each) for each in part.again(route.form_of(part.dim), others)]
                 requests += fresh
                 self.meter.resent += len(fresh)
                 if any(map(self._retried, fresh)):
@@ -395,6 +403,20 @@ class ClientSession:
                     return False
             pending.requests = requests
         return True
+
+    def _others(self, pending: SentCall, request: Request, route: TableRoute | None) -> list[Part] | None:
+        """The parts of the same op that are sent again together, the first one first; none, if each goes by itself.
+
+        Where a table was restored with fewer shards, one shard may get several parts of an op, and would take the
+        second for a repeat. So they become one part; None, if some were answered by the old table, or were cut anew.
+        """
+        part = request.call_part
+        if route is None or not part.pushes or route.spec.shards % part.table_shards == 0:
+            return []
+        mates = [each for each in pending.requests if each.call_part.pushes and each.call_part.op == part.op]
+        parts = [each.call_part for each in mates]
+        together = all(self._retried(each) for each in mates) and all(each.call is part.call for each in parts)
+        return parts if together else None
 
     def _lost(self, spec: TableSpec, part: Part) -> DataLostError:
         """The error for rows whose last copy is gone."""
@@ -456,10 +478,10 @@ class ClientSession:
         asked[0] = now
         known = decode(Route, self.ask_controller(RouteRequest(self.own.id).header()).body)
         owners = {table.spec["id"]: table.owners for table in known.tables}
+        owners |= {number: [] for table in known.tables for number in table.ancestors}  # of a table that was split
         for table, route in self._by_id.items() if known.epoch != self.epoch else ():
-            owners_now = owners.get(table)  # None: it was dropped, or replaced by one with another number
-            for owner, first, end in route.runs:
-                if owner == server and (owners_now is None or {*owners_now[first:end]} != {server}):
+            for owner, first, end in route.runs if table in owners else ():
+                if owner == server and {*owners[table][first:end]} != {server}:
                     raise MovedError(f"server {server} was replaced while it kept its caller waiting")
 
     def ask_controller(self, header: Header, body: bytes = b"") -> Request:

@@ -406,6 +406,12 @@ def checked_shards(shards: Mapping[str, int], checkpoint: Checkpoint, tables: It
         dataclasses.replace(saved, shards=count)  # raises where a table cannot have so many
         if saved.fixed_shards and count != saved.shards:
             raise InputError(f"table {table!r} keeps its {saved.shards} shards: its rows are laid out by them")
+        counts = saved.life.counts
+        if counts is not None and counts.approximate and count != saved.shards:
+            raise InputError(
+                f"table {table!r} counts pushes approximately, in a sketch for each of its {saved.shards} shards: "
+                f"restore it with as many, not with {count}"
+            )
         if count < saved.shards and saved.life.asks:
             raise InputError(
                 f"table {table!r} was saved in {saved.shards} shards, each of which counts the ages of its rows by "

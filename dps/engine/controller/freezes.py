@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from dps import config
 from dps.engine.coordination.placement import Place, rechained
 from dps.engine.wire.protocols import RoleEndpoint
-from dps.errors import DataLostError, MovedError
+from dps.errors import DataLostError, MovedError, RequestTimeoutError
 
 if TYPE_CHECKING:
     from dps.engine.state.recipes import Description
@@ -42,9 +43,9 @@ class FreezingOwner(Protocol):
 class Freeze:
     """A table whose primaries have been asked to step down, since an epoch and until a time."""
 
-    def __init__(self, since: int, until: float, seconds: float):
-        self.since, self.until, self.seconds = since, until, seconds
-        self.resting: set[int] = set()  # shards whose copies have everything
+    def __init__(self, since: int, until: float, heads: list[int]):
+        self.since, self.until, self.heads = since, until, heads
+        self.resting: set[int] = set()  # shards whose backups have confirmed every op
 
 
 class Freezes:
@@ -61,7 +62,7 @@ class Freezes:
         if gone:
             raise DataLostError(f"table {name!r}: the last copy of {list_shards(gone)} is gone; {self._owner.remedy}")
         self._owner.forget_steps(name)
-        self._freezes[name] = Freeze(epoch, now + seconds, seconds)
+        self._freezes[name] = Freeze(epoch, now + seconds, [p.chain[0] for p in self._owner.places[name]])
         for shard, p in enumerate(self._owner.places[name]):
             alone = p if p.joiner is None else rechained(p, p.chain, None, epoch)
             self._owner.set_place(name, shard, alone._replace(stepping_down=True))
@@ -69,10 +70,15 @@ class Freezes:
 
     def rests(self, name: str) -> bool:
         """Whether all replicas of a frozen table are equal, and none changes; MovedError if the freeze is broken."""
-        freeze = self._freezes.get(name)
-        if freeze is None or not all(p.stepping_down for p in self._owner.places[name]):
-            raise MovedError(f"servers of table {name!r} have failed, or its time was over, while it was frozen")
-        return len(freeze.resting) == len(self._owner.places[name])
+        freeze, places = self._freezes.get(name), self._owner.places[name]
+        if freeze is None:
+            raise RequestTimeoutError(
+                f"table {name!r} was not split within half of {config.limit('request')}, for which clients wait: its "
+                "servers are busy or its shards are large. The table is as it was"
+            )
+        if [p.chain[:1] for p in places] != [(n,) for n in freeze.heads] or not all(p.stepping_down for p in places):
+            raise MovedError(f"servers of table {name!r} have failed while it was frozen")
+        return len(freeze.resting) == len(places)
 
     def holders(self, name: str) -> dict[int, list[int]]:
         """The servers that have replicas of a table, and of which shards."""
@@ -122,12 +128,9 @@ class Freezes:
         self._freezes.pop(name, None)
 
     def end_late(self, now: float) -> None:
-        """Thaw the tables whose time is over."""
+        """Thaw the tables whose freeze has timed out."""
         for name in [name for name, freeze in self._freezes.items() if now > freeze.until]:
-            self._owner.note(
-                f"table {name!r} was not split within {self._freezes[name].seconds:g} s, for half of which clients "
-                "wait (dps.timeouts.request): it goes on as it was"
-            )
+            self._owner.note(f"table {name!r} was not split in time, for which clients wait: it goes on as it was")
             self.thaw(name)
 
 

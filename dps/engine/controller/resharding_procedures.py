@@ -14,8 +14,9 @@ what was refused again, its keys divided anew. What holds, and why:
   holds and the publication are one step in the endpoint's thread.
 * All replicas of a part are equal: the servers tell of which version of a shard their parts are.
 * A server that dies leaves the chains as at any other time. Its replicas are not waited for.
-* The time for it is limited by `FREEZE_SHARE` of ``dps.timeouts.request``, for which clients wait. A table that is
-  frozen for longer thaws by itself (`Freezes.end_late`), also when this procedure has ended in the middle.
+* A freeze lasts for `FREEZE_SHARE` of ``dps.timeouts.request`` at most, because clients wait so long. A table that is
+  frozen for longer thaws by itself (`Freezes.end_late`), also when this procedure has ended in the middle, and is not
+  frozen again at once, because calls that have waited through the first freeze would not last through another.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class ReshardingProcedures:
 
         The locks are free between two tries, because a server that missed a call makes up for it under one of them.
         """
-        until, wanted = self._now() + config.seconds("request"), shards
+        wanted, until = shards, None
         while True:
             old = self._tables.known(name)
             wanted = 2 * old["shards"] if wanted is None else wanted
@@ -84,6 +85,7 @@ class ReshardingProcedures:
             try:
                 return (yield from holding(self._locks, self._replace(old, spec)))
             except (MovedError, ServerGoneError) as error:
+                until = self._now() + config.seconds("request") if until is None else until
                 if self._now() > until:
                     raise RequestTimeoutError(
                         f"table {name!r} was not split within {config.limit('request')}, because its servers changed "
@@ -98,8 +100,8 @@ class ReshardingProcedures:
         ready = {server.number for server in self._up() if server.ready}
         if absent := (yield InEndpoint(self.membership.freezes.holders, (name,))).keys() - ready:
             raise ServerGoneError(f"server {min(absent)}, which has shards of table {name!r}, is out of reach")
-        yield InEndpoint(self.membership.freezes.freeze, (name, FREEZE_SHARE * config.seconds("request")))
         try:
+            yield InEndpoint(self.membership.freezes.freeze, (name, FREEZE_SHARE * config.seconds("request")))
             while not (yield InEndpoint(self.membership.freezes.rests, (name,))):
                 yield Sleep(POLL_SECONDS)
             divided = yield from self._divide(old, spec)
@@ -112,7 +114,7 @@ class ReshardingProcedures:
         seconds = self._now() - began
         text = f"table {name!r} was split into {spec['shards']} shards; it waited for {seconds:.2g} s"
         yield InEndpoint(self.membership.mention, (text,))
-        yield from self._tables.forget(old["id"])
+        yield Uninterrupted(self._tables.forget(old["id"]))
         return spec
 
     def _divide(self, old: Description, spec: Description) -> Procedure[dict[int, set[int]]]:
@@ -136,9 +138,11 @@ class ReshardingProcedures:
         for shard, of_servers in versions.items():
             if len(set(of_servers.values())) > 1:
                 raise MovedError(f"the copies of shard {shard} of table {spec['name']!r} differ: {of_servers}")
-        self._tables.note_missed(spec, {s.number for s, answer in zip(ready, answers, strict=True) if good(answer)})
+        self._tables.note_missed(
+            spec, {s.number for s, answer in zip(ready, answers, strict=True) if has_answered(answer)}
+        )
         return {shard: set(of_servers) for shard, of_servers in versions.items()}
 
 
-def good(answer: object) -> bool:
+def has_answered(answer: object) -> bool:
     return not isinstance(answer, BaseException)

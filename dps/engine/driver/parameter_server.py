@@ -468,8 +468,8 @@ class ParameterServer:
         ----------
         table : str or Table
         shards : int, optional
-            A multiple of the shards that there are, up to 4096; for a keyed table a power of two. By default twice as
-            many. If the table has so many already, nothing happens.
+            2, 4, 8, ... times as many as there are, up to 4096; by default twice as many. If the table has so many
+            already, nothing happens.
 
         Returns
         -------
@@ -498,9 +498,9 @@ class ParameterServer:
         >>> cluster.close()
         """
         name = check_name("table", table_name(table))
-        self._connection.call("split_table", table=name, shards=shards)
+        made = self._connection.call("split_table", table=name, shards=shards)
         self._connection.forget_routes()
-        return self.tables()[name]
+        return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
 
     def drop_table(self, table: TableLike) -> None:
         """Forget a table and its rows."""

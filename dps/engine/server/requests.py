@@ -293,7 +293,8 @@ class ServerRole:
                 for number, place in enumerate(places):
                     self._adopt_shard(table, number, place)
         for key in self.tables.keys() - placement.tables.keys():  # dropped, or not published yet
-            for replica in [each for each in self.tables[key].replicas.values() if each.fence > 0]:
+            placed = [each for each in self.tables[key].replicas.values() if 0 < each.fence <= self.epoch]
+            for replica in placed:  # a later fence is that of a dump that has overtaken this placement
                 self._give_up(self.tables[key], replica)
         self.relay.settle()
 

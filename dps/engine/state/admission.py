@@ -101,7 +101,14 @@ class Admission:
         return [] if self._counters is None else self._counters.to_arrays()
 
     def load(self, arrays: list[np.ndarray]) -> None:
-        """Have the counts that :meth:`to_arrays` gave, of a shard of the same table."""
+        """Have the counts that :meth:`to_arrays` gave, of a shard of the same table, which may have had fewer shards.
+
+        Exact counters keep this shard's own limit, because a shard has its share of the keys that may wait.
+        """
+        if isinstance(self._counters, PendingKeys) and arrays and len(arrays[0]):
+            limit = arrays[0].copy()
+            limit[0] = self._counters.limit
+            arrays = [limit, *arrays[1:]]
         if self._counters is not None:
             self._counters.load(arrays)
 

@@ -1,16 +1,17 @@
-"""Resharding: the shards of a table that is cut into more shards, made of those that there are. Pure.
+"""Resharding: the shards of a table that is cut into more shards, made from its present shards. Pure.
 
-A table of n shards becomes one of k n shards: shard i becomes the shards k i to k i + k - 1. Both ways to place rows
+A table of n shards becomes one of k n shards, where k is a power of two: shard i becomes the shards k i to k i + k - 1.
+So large pushes are cut into ops in the same way before and after (`call.pyx`). Both ways to place rows
 allow this without a look at other shards: hashes (a shard is named by the first bits) and ranges of rows of equal
 length. So each server divides what it has, and no row travels.
 
 The shard must not change meanwhile. Its rows come piece by piece, as a dump gives them to a joiner
 (:mod:`dps.engine.state.transfer`), so that the server can serve other tables between two pieces.
 
-What is not of a row goes to all parts: the clock; the ledger, because each part of an op that is sent again asks the
-shard to which it goes now; the counts of keys that wait for their rows, because these are known by a part of their
-hashes only. The counters of what went are those of the first part, because their sum is to stay the same. The answers
-that a ledger keeps go to none: an answer is that of a whole shard.
+State that belongs to no row is copied to every part: the clock; the ledger, because each part of an op that is sent
+again asks the shard to which it goes now; the counts of keys that wait for their rows, because these are known by a
+part of their hashes only. Only the first part keeps the counters of evicted and expired rows, because their sum is to
+stay the same. No part keeps the answers of the ledger, because an answer covers the whole shard.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from dps.errors import InputError
 
 __all__ = ["Division", "resharded"]
 
-MORE_ROWS = 1.05  # for which a part makes room: hashes do not spread quite evenly
+MORE_ROWS = 1.05  # spare room in a part, as a factor, because hashes do not spread quite evenly
 
 
 def resharded(spec: TableSpec, shards: int, number: int) -> TableSpec:
     """The definition of a table once it is cut into `shards` shards, as table number `number`.
 
-    Raises InputError where that cannot be.
+    Raises InputError if the table cannot be split into that many shards.
 
     Examples
     --------
@@ -45,8 +46,9 @@ def resharded(spec: TableSpec, shards: int, number: int) -> TableSpec:
     where = f"table {spec.name!r}"
     if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
         raise InputError(f"{where}: shards is a whole number, not {shards!r}")
-    if shards <= spec.shards or shards % spec.shards:
-        raise InputError(f"{where} has {spec.shards} shards: it is split into a multiple of these, not {shards}")
+    times = shards // spec.shards
+    if times < 2 or times & (times - 1) or shards % spec.shards:
+        raise InputError(f"{where} has {spec.shards} shards: it is split into 2, 4, 8, ... times as many, not {shards}")
     if spec.fixed_shards:
         raise InputError(
             f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows are laid out by them: make "
@@ -151,5 +153,8 @@ class Division:
         return {number: part.finish() for number, part in zip(self._numbers, self._parts, strict=True)}
 
     def close(self) -> None:
-        """Give the division up, or end it: the shard may move its rows again."""
+        """Release the shard's dump, so that its rows may move again; and the files of parts that are not whole."""
         self._dump.close()
+        if not self._dump.is_given:
+            for part in self._parts:
+                part.close_file()

@@ -60,10 +60,18 @@ cdef class Part:
         self.size = self.wanted = (leg.b - leg.a) * self.call.form.row_bytes if placed else 0
         return 0
 
-    def again(self, Form form not None) -> list:
-        """Parts that carry the same, where the table has this form now: one for each run that has something of it."""
+    def again(self, Form form not None, list others not None) -> list:
+        """Parts that carry the same, where the table has this form now: one for each run of shards that has some of it.
+
+        Where the table has other shards, they also carry what `others` do, which are the other parts of the same op.
+        """
+        cdef Leg whole = self.leg
+        cdef Part other
         if form.shards != self.call.form.shards:
-            return parts_of(self.call.part_of(&self.leg, form))
+            for other in others:
+                whole.a, whole.b = min(whole.a, other.leg.a), max(whole.b, other.leg.b)
+                whole.first, whole.end = min(whole.first, other.leg.first), max(whole.end, other.leg.end)
+            return parts_of(self.call.part_of(&whole, form))
         cdef Leg *leg = <Leg *> malloc(form.count * sizeof(Leg))
         cdef Part part
         cdef int n
