@@ -182,7 +182,7 @@ def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, t
     call.take_number(origin)
     a_chunk = max(1, most // (4 * DIM + (0 if dense else 8)))
     assert call.numbers == origin.number - 3 == max(-(-count // a_chunk), int(weight > 0))
-    order = np.arange(count) if dense else canonical(keys, 4096 if count > a_chunk else SHARDS)
+    order = np.arange(count) if dense else canonical(keys, SHARDS)
     parts = parts_of(call)
     for n, form in enumerate(forms):
         if n:
@@ -211,25 +211,6 @@ def shards_of(keys: np.ndarray, shards: int) -> np.ndarray:
 def canonical(keys: np.ndarray, parts: int) -> np.ndarray:
     """The places of the keys in the order of so many parts."""
     return np.argsort(shards_of(keys, parts), kind="stable")
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data(), merges=st.booleans(), dense=st.booleans())
-def test_a_large_call_is_cut_into_the_same_ops_whatever_the_number_of_shards(data, merges, dense) -> None:
-    """So a task that runs again after a split makes ops with the same keys under the same numbers."""
-    most, base = data.draw(st.integers(50, 400)), data.draw(st.sampled_from([1, 3] if dense else [1, 2]))
-    keys = np.array(data.draw(st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=80)), np.int64)
-    rows = np.ones((len(keys), DIM), "float32")
-    cut = []
-    for shards in (base, 2 * base, 8 * base):
-        form = Form(7, FLOAT32, DIM, ROWS if dense else 0, shards, shards.bit_length() - 1, False, [(0, shards)])
-        call = Call.of(Terms(form, 5, most, frames.PUSH, 0, True, False, merges), Origin(2), keys, rows, None)
-        assert call is not None
-        ops: dict[int, list[int]] = {}
-        for part in parts_of(call):
-            ops.setdefault(part.op[2], []).extend(part.keys.tolist())
-        cut.append({number: sorted(some) for number, some in ops.items()})
-    assert cut[0] == cut[1] == cut[2]
 
 
 def test_a_certified_answer_is_put_in_place_behind_its_arrival() -> None:

@@ -462,7 +462,8 @@ class ParameterServer:
         pushes counts once. What a server holds of the table takes twice its memory until the split is over.
 
         A repeated :meth:`dps.Client.push_pull` or call of a function whose first answer was lost at that very moment is
-        answered by the rows as they are then.
+        answered by the rows as they are then. Of a push of more than 32,768 keys, in the middle of which a trainer has
+        died just before the split, keys may count twice or not at all when the trainer is run again.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """Resharding: the shards of a table that is cut into more shards, made from its present shards. Pure.
 
 A table of n shards becomes one of k n shards, where k is a power of two: shard i becomes the shards k i to k i + k - 1.
-So large pushes are cut into ops in the same way before and after (`call.pyx`). Both ways to place rows
+Both ways to place rows
 allow this without a look at other shards: hashes (a shard is named by the first bits) and ranges of rows of equal
 length. So each server divides what it has, and no row travels.
 

@@ -67,7 +67,6 @@ cdef class Call:
     cdef bint _group(self, const int64_t *keys, int64_t count) except -1
     cdef bint _merge(self, const int64_t *keys, int64_t count) except -1
     cdef int _cut(self) except -1
-    cdef int64_t _most(self, bint listed) noexcept
     cdef int64_t _edge(self, int64_t shard) noexcept
     cdef Call part_of(self, Leg *leg, Form form)
     cdef int _regroup(self, Call whole, int64_t a) except -1

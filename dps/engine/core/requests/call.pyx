@@ -3,9 +3,7 @@
 A call is *prepared*: its arrays are checked, its keys are grouped by shard, repeated ones are summed where the table
 wants that, and it is cut into legs, one for each server and run of neighbouring shards. A call that is larger than a
 chunk is cut into chunks first, each of which has the number of an op. Where these cuts are depends on the call's rows
-alone, and not on which servers hold them or how many shards there are: the keys of such a call are grouped as finely as
-a table can be split. So a chunk has the same keys and number when it is sent again, or made again by a task that runs a
-second time.
+and the number of shards alone, and not on which servers hold them, so a chunk has the same number when it is sent again.
 
 What does not fit (other types, a wrong shape, a row that is not there) is *declined*, before anything is changed. The
 answer to a leg is *accepted*: it is checked, and its rows go to the places that the caller named. Between the two
@@ -38,7 +36,6 @@ cdef enum:
     KEPT = 1 << 23  # bytes of a buffer that is kept from call to call
     LARGEST = 0x7FFFFFFF  # number of keys
     LARGEST_SHORT = 0xFFFF  # number in a field of 16 bits
-    FINEST = 1 << 12  # shards that a table can have
 
 cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows in the keys' order, cells of keys
     STARTS = 0
@@ -230,38 +227,30 @@ cdef class Call:
     cdef bint _group(self, const int64_t *keys, int64_t count) except -1:
         """Group the keys, and merge repeated ones if they have to be; False for keys that are declined."""
         cdef Form form = self.form
-        cdef int64_t parts = form.shards, shard
-        cdef int more = 0
-        cdef int64_t *starts
+        cdef int64_t *starts = <int64_t *> self.memory(STARTS, (form.shards + 1) * 8)
         cdef int32_t *order
         cdef int64_t *grouped
         cdef int64_t *cell
         cdef const int64_t *cells = keys
         cdef int64_t shape
         cdef bint done = True
-        if count > self._most(True):
-            while parts < FINEST:
-                parts, more = 2 * parts, more + 1
-        starts = <int64_t *> self.memory(STARTS, (parts + 1) * 8)
         if form.cells is not None:
             cell = <int64_t *> self.memory(CELLS, count * 8)
             with nogil:
                 form.cells.fill(keys, count, cell)
             cells = cell
         with nogil:
-            shape = survey_keys(cells, count, form.rows, parts, form.bits + more, starts)
+            shape = survey_keys(cells, count, form.rows, form.shards, form.bits, starts)
         if shape < 0:
             return False
         self.keys, self.starts = keys, starts
         if shape == 0:
             order, grouped = <int32_t *> self.memory(ORDER, count * 4), <int64_t *> self.memory(GROUPED, count * 8)
             with nogil:
-                done = scatter_keys(keys, cells, count, form.rows, parts, form.bits + more, starts, order, grouped)
+                done = scatter_keys(keys, cells, count, form.rows, form.shards, form.bits, starts, order, grouped)
             if not done:
                 raise MemoryError
             self.keys, self.order = grouped, order
-        for shard in range(form.shards + 1 if more else 0):
-            starts[shard] = starts[shard << more]
         return shape == 2 or not self.terms.merges or self._merge(self.keys, count)
 
     cdef bint _merge(self, const int64_t *keys, int64_t count) except -1:
@@ -309,7 +298,8 @@ cdef class Call:
     cdef int _cut(self) except -1:
         """Cut the call into chunks, and these into legs; how many there are."""
         cdef Form form = self.form
-        cdef int64_t most = self._most(self.keys != NULL), chunk
+        cdef int64_t most = max(1, self.terms.most // (form.row_bytes + (0 if self.keys == NULL else 8))), chunk
+        most = most if self.keys == NULL else min(most, self.terms.keys)
         cdef Leg whole
         cdef int n = 0
         self.numbers = max((self.count + most - 1) // most, self.stamp.rows > 0)
@@ -320,11 +310,6 @@ cdef class Call:
             whole.chunk, whole.a, whole.b = <uint32_t> chunk, chunk * most, min((chunk + 1) * most, self.count)
             n += self.split(&whole, form, self.leg + n)
         return n
-
-    cdef int64_t _most(self, bint listed) noexcept:
-        """Rows of a chunk."""
-        cdef int64_t most = max(1, self.terms.most // (self.form.row_bytes + (8 if listed else 0)))
-        return min(most, self.terms.keys) if listed else most
 
     cdef int split(self, Leg *whole, Form form, Leg *leg) noexcept:
         """Cut one leg into those of each run of shards that has a part of it; how many there are."""
