@@ -3,7 +3,8 @@
 A call is *prepared*: its arrays are checked, its keys are grouped by shard, repeated ones are summed where the table
 wants that, and it is cut into legs, one for each server and run of neighbouring shards. A call that is larger than a
 chunk is cut into chunks first, each of which has the number of an op. Where these cuts are depends on the call's rows
-and the number of shards alone, and not on which servers hold them, so a chunk has the same number when it is sent again.
+and the number of shards alone, and not on which servers hold them, so a chunk has the same number when it is sent
+again.
 
 What does not fit (other types, a wrong shape, a row that is not there) is *declined*, before anything is changed. The
 answer to a leg is *accepted*: it is checked, and its rows go to the places that the caller named. Between the two
