@@ -458,8 +458,8 @@ class ParameterServer:
 
         More servers can share the work of a table that has more shards. Each server divides the rows that it has, so no
         row travels; then shards move until all servers have equally many. Clients and trainers wait while the rows are
-        divided, which takes about a second for a gigabyte on a server, and then go on by themselves: each of their
-        pushes counts once. What a server holds of the table takes twice its memory until the split is over.
+        divided, which takes some seconds for a gigabyte on a server, and then go on by themselves: each of their pushes
+        counts once. What a server holds of the table takes twice its memory until the split is over.
 
         A repeated :meth:`dps.Client.push_pull` or call of a function whose first answer was lost at that very moment is
         answered by the rows as they are then. Of a push of more than 32,768 keys, in the middle of which a trainer has
