@@ -197,7 +197,7 @@ class Membership:
         return spec
 
     def forget_steps(self, name: str) -> None:
-        """Forget what is under way with a table, which is dropped or has other shards from now on."""
+        """Forget the handovers and the freeze of a table, which is dropped, frozen or has other shards from now on."""
         self.freezes.forget(name)
         self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
         self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}

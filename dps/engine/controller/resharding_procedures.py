@@ -4,7 +4,7 @@ The table is *frozen* first: all its primaries step down, as before a move. When
 everything, all replicas of a shard are equal and none changes. Each server divides those that it has
 (`server/resharding.py`), into a table of the same name under another number; when all have done so, that one is
 published in the place of the first one. Clients find that their table has another number, as after a restore, and send
-what was refused again, its keys divided anew. What holds, and why:
+refused requests again, with their keys grouped by the new shards. What holds, and why:
 
 * An op counts once. A server that has applied it had it in its ledger before the table was frozen, and each part of the
   shard begins with that ledger.
@@ -13,7 +13,7 @@ what was refused again, its keys divided anew. What holds, and why:
   the time is over, the freeze is broken: then the new table is dropped, and the old one goes on. Whether the freeze
   holds and the publication are one step in the endpoint's thread.
 * All replicas of a part are equal: the servers tell of which version of a shard their parts are.
-* A server that dies leaves the chains as at any other time. Its replicas are not waited for.
+* A server that dies leaves the chains (`coordination/placement.py`, `without`). Its replicas are not waited for.
 * A freeze lasts for `FREEZE_SHARE` of ``dps.timeouts.request`` at most, because clients wait so long. A table that is
   frozen for longer thaws by itself (`Freezes.end_late`), also when this procedure has ended in the middle, and is not
   frozen again at once, because calls that have waited through the first freeze would not last through another.

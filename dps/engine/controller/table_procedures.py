@@ -98,7 +98,7 @@ class TableProcedures:
         return spec, places
 
     def note_missed(self, spec: Description, having: Container[int]) -> None:
-        """The servers that do not have a new table are to make it as soon as they can be called."""
+        """Queue the making of a table for each server that lacks it, until the server can be called."""
         for server in self.membership.servers.values():
             if server.number not in having and (server.ready or server.missed):
                 server.ready = False

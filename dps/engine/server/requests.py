@@ -332,7 +332,7 @@ class ServerRole:
         self.relay.rechain(replica, successor, feed)
 
     def _give_up(self, table: ServerTable, replica: Replica) -> None:
-        """This server has no part in the shard any more."""
+        """Drop a replica, because this server has left the chain of its shard."""
         self.revoke(replica)
         del table.replicas[replica.number]
         self.relay.drop(replica)

@@ -1,9 +1,9 @@
-"""Resharding on a server: it makes shards of a table that is cut into more, of the replicas that it has.
+"""Resharding on a server: it makes the shards of a table that is cut into more from its replicas.
 
 The controller has had all primaries of the table step down (`controller/resharding_procedures.py`), so no replica
 changes. This server divides its own, primaries and backups alike, with the same code: the parts are equal on all
 servers, bit by bit. It does so in short turns of its loop, between which it serves other tables. If a replica changes
-all the same, or goes, the controller has decided otherwise meanwhile, and the division is given up.
+all the same, or is dropped, the controller has ended the freeze, and the division is given up.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class ReshardingOwner(Protocol):
 class Resharding:
     """The division of some shards of table number `table`, to those of the table that `spec` defines.
 
-    Raises MovedError where this server does not have the shards at rest, and LimitError where the parts do not fit its
+    Raises MovedError where this server does not have the shards, frozen, and LimitError where the parts do not fit its
     memory beside them.
     """
 
     def __init__(self, owner: ReshardingOwner, table: int, spec: TableSpec, shards: Sequence[int]):
         self._owner, self._table, self._spec = owner, table, spec
         self._waiting = list(shards)
-        self._divided: list[tuple[Replica, int]] = []  # with the version of which its parts are
+        self._divided: list[tuple[Replica, int]] = []  # each replica, and the version from which its parts were made
         self._made: list[Replica] = []
         self._under_way: Division | None = None
         nbytes = sum(held_bytes(self._replica(number).shard) for number in shards)
@@ -61,7 +61,7 @@ class Resharding:
         replica = None if table is None else table.replicas.get(number)
         if replica is None or replica.joining or replica.serves:
             raise MovedError(
-                f"server {self._owner.number} does not have shard {number} of table {self._spec.name!r} at rest"
+                f"server {self._owner.number} does not have shard {number} of table {self._spec.name!r}, frozen"
             )
         return replica
 

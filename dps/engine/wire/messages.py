@@ -403,7 +403,7 @@ class RestoreRequest(msgspec.Struct, frozen=True):
     checkpoint: str | None = None  # its name; None: the newest that can be read
     tables: list[str] | None = None  # None: all
     storage_options: dict[str, Any] = msgspec.field(default_factory=dict)
-    shards: dict[str, int] = {}  # of tables that are to have other numbers of shards
+    shards: dict[str, int] = {}  # table -> the number of shards with which it is restored, if that is another one
 
 
 class RestoreAnswer(msgspec.Struct, frozen=True):
