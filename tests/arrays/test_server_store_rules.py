@@ -65,8 +65,8 @@ def each_pool_has_a_table_of_its_own() -> None:
     names = [stage.store.make(layout, FLOAT32) for layout in (POOL, POOL, KEYED)]
     assert len({*names}) == 3
     assert [made for _, made in stage.asked] == [
-        *[{"dtype": "float32", "rows": 36, "shards": 4}] * 2,
-        {"dtype": "float32", "dim": 3},
+        *[{"dtype": "float32", "rows": 36, "shards": 4, "fixed_shards": True}] * 2,
+        {"dtype": "float32", "dim": 3, "fixed_shards": True},
     ]
 
 

@@ -165,7 +165,7 @@ def failed_runs_are_not_saved(controller: Controller) -> None:
 def bring_back(controller: Controller, tables: list[str], **metadata: object) -> None:
     fields = {"session": "other", "run": msgspec.to_builtins(SAVED), **metadata}
     checkpoint = SimpleNamespace(tables=SPECS, metadata=fields, name="c-1")
-    controller.carry_out(controller.rules._bring_back(SimpleNamespace(url="here"), checkpoint, tables, {}))
+    controller.carry_out(controller.rules._bring_back(SimpleNamespace(url="here"), checkpoint, tables, {}, {}))
 
 
 def a_whole_restore_resumes(controller: Controller) -> None:

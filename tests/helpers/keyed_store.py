@@ -48,8 +48,9 @@ class KeyedStore(ServerStore):
         self.keyed_client, self.programs, self.layouts = KeyedClient(), [], []
         super().__init__(lambda: self.keyed_client, shards, self.make_table, origin="keyed")
 
-    def make_table(self, name: str, dim: int, dtype: str) -> None:
-        self.keyed_client.tables[name] = Shards(TableSpec(name, dim=dim, dtype=dtype, shards=self.shards))
+    def make_table(self, name: str, dim: int, dtype: str, fixed_shards: bool) -> None:
+        spec = TableSpec(name, dim=dim, dtype=dtype, shards=self.shards, fixed_shards=fixed_shards)
+        self.keyed_client.tables[name] = Shards(spec)
 
     def run(self, table: str, layout: KeyedLayout, program: Program) -> list[list]:
         self.programs.append(program)

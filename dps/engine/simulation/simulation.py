@@ -163,6 +163,7 @@ class Simulation:
         evict: str | None = None,
         admit: AdmitByCount | str | None = None,
         remember: int = 0,
+        fixed_shards: bool = False,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -174,7 +175,8 @@ class Simulation:
         made = (optimizer, init, aggregate, finite, shards)
         placed = HashPartition() if partition is None else partition
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
-        spec = dataclasses.replace(spec, life=life_of(expire, max_bytes, evict, admit, remember))
+        life = life_of(expire, max_bytes, evict, admit, remember)
+        spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards)
         return self._controller.create_table(spec, exist_ok)
 
     def split(self, table: str, shards: int | None = None) -> TableSpec:
