@@ -48,7 +48,7 @@ class KeyedStore(ServerStore):
         self.keyed_client, self.programs, self.layouts = KeyedClient(), [], []
         super().__init__(lambda: self.keyed_client, shards, self.make_table, origin="keyed")
 
-    def make_table(self, name: str, dim: int, dtype: str, fixed_shards: bool) -> None:
+    def make_table(self, name: str, dim: int, dtype: str, fixed_shards: bool = True) -> None:
         spec = TableSpec(name, dim=dim, dtype=dtype, shards=self.shards, fixed_shards=fixed_shards)
         self.keyed_client.tables[name] = Shards(spec)
 
