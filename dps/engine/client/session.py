@@ -392,14 +392,15 @@ class ClientSession:
                         )
                     requests.append(request)
                     continue
-                if others and others[0] is not part:  # which carries this one, too
+                if others and others[0] is not part:  # because the first part of the op carries all of them
                     continue
                 self._used[route.spec.id] = route.spec  # it may have an heir in its turn
                 fresh = [self.dispatch(route, each) for each in part.again(route.form_of(part.dim), others)]
                 requests += fresh
                 self.meter.resent += len(fresh)
                 if any(map(self._retried, fresh)):
-                    pending.requests = requests + pending.requests[i + 1 :]
+                    rest = [each for each in pending.requests[i + 1 :] if each.call_part not in others]
+                    pending.requests = requests + rest  # the others are in `fresh`, so they must not go again
                     return False
             pending.requests = requests
         return True
@@ -478,7 +479,9 @@ class ClientSession:
         asked[0] = now
         known = decode(Route, self.ask_controller(RouteRequest(self.own.id).header()).body)
         owners = {table.spec["id"]: table.owners for table in known.tables}
-        owners |= {number: [] for table in known.tables for number in table.ancestors}  # of a table that was split
+        owners |= {
+            number: [] for table in known.tables for number in table.ancestors
+        }  # no server has an old number, because its table was split
         for table, route in self._by_id.items() if known.epoch != self.epoch else ():
             for owner, first, end in route.runs if table in owners else ():
                 if owner == server and {*owners[table][first:end]} != {server}:

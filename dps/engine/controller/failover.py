@@ -117,7 +117,9 @@ class Membership:
         self.specs: dict[str, Description] = {}
         self.functions: dict[str, bytes] = {}  # functions of users, by their numbers; all ready servers have them
         self.places: dict[str, list[Place]] = {}
-        self.ancestors: dict[str, list[int]] = {}  # of a table that was split: the numbers that it had before
+        self.ancestors: dict[
+            str, list[int]
+        ] = {}  # a table that was split had these numbers before, by which clients know it
         self.epoch = 0
         self.failures = 0  # servers that were lost or fell silent so far
         self.remedy = "there is no checkpoint to restore it from"  # for a shard whose last replica is lost

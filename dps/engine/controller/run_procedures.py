@@ -99,7 +99,7 @@ class RunProcedures:
                     failures[server.number] = str(answer)
                 else:
                     done |= set(msgspec.msgpack.decode(answer, type=Shards))
-            left = (yield InEndpoint(self._shards)) - done  # which has other shards when a table was split meanwhile
+            left = (yield InEndpoint(self._shards)) - done  # a split gives a table other shards
             if left and self._now() > until:
                 yield InEndpoint(self._give_up, (keep, left, failures))
                 return

@@ -21,7 +21,7 @@ from dps.errors import LimitError, MovedError
 
 __all__ = ["Resharding"]
 
-PIECE_BYTES = 1 << 19  # that are divided in one turn of the loop, in about a millisecond
+PIECE_BYTES = 1 << 19  # one turn of the loop divides so many, because it then takes about a millisecond
 
 
 class ReshardingOwner(Protocol):

@@ -41,7 +41,7 @@ __all__ = ["Simulation"]
 
 T = TypeVar("T")
 
-MOST_SPLIT_SHARDS = 8  # of a table that a fault splits
+MOST_SPLIT_SHARDS = 8  # a fault splits no table with more, because schedules are to stay short
 MAX_DASK_NOTICE_SECONDS = 0.02  # until Dask's scheduler notices that a worker process has ended
 
 

@@ -341,7 +341,7 @@ cdef class Call:
         cdef Call call = Call.__new__(Call)
         cdef Leg whole = leg[0]
         cdef int64_t row = form.row_bytes
-        call.terms, call.form, call._keys = self.terms, form, self  # which owns the memory
+        call.terms, call.form, call._keys = self.terms, form, self  # because it owns the memory
         call.stamp, call.numbers = self.stamp, 1
         call.stamp.number += leg.chunk
         if leg.chunk > 0:
