@@ -359,8 +359,7 @@ class ClientSession:
             return self._by_id.get(table)
         spec = self._used[table]
         heir = self._tables.get(spec.name)
-        alike = heir is not None and same_rows(heir.spec, spec)
-        return heir if alike else None
+        return heir if heir is not None and same_rows(heir.spec, spec) else None
 
     def _await_all(self, deadline: float) -> None:
         """Until each open request is answered, or has failed."""
@@ -399,8 +398,7 @@ class ClientSession:
                 requests += fresh
                 self.meter.resent += len(fresh)
                 if any(map(self._retried, fresh)):
-                    rest = [each for each in pending.requests[i + 1 :] if each.call_part not in others]
-                    pending.requests = requests + rest  # the others are in `fresh`, so they must not go again
+                    pending.requests = requests + [r for r in pending.requests[i + 1 :] if r.call_part not in others]
                     return False
             pending.requests = requests
         return True
@@ -416,8 +414,7 @@ class ClientSession:
             return []
         mates = [each for each in pending.requests if each.call_part.pushes and each.call_part.op == part.op]
         parts = [each.call_part for each in mates]
-        together = all(self._retried(each) for each in mates) and all(each.call is part.call for each in parts)
-        return parts if together else None
+        return parts if all(map(self._retried, mates)) and all(each.call is part.call for each in parts) else None
 
     def _lost(self, spec: TableSpec, part: Part) -> DataLostError:
         """The error for rows whose last copy is gone."""
