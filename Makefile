@@ -13,8 +13,10 @@ READY := $(VENV)/.ready
 EXTRAS ?= dev,bench
 PYTEST := $(PY) -m pytest
 # Three at a time on two processors, because many tests wait for processes. Tests of one file stay together and share its
-# clusters, and files come in the order of tests/conftest.py.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# clusters, and files come in the order of tests/conftest.py. A process that hangs ends and
+# is replaced. The fourth one ends the tests, because each takes more than five minutes to be known.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 3
+QUICK := not slow and not thorough and not integration
 
 # Python may be told to keep no bytecode; then each of the thousands of processes of the tests would compile dps anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -163,7 +165,7 @@ $(DEMO): $(REQUIREMENTS) $(CORE) | compiler
 # a textbook test of each model. `make test-all` runs the rest, too.
 .PHONY: test
 test: $(READY)  ## the tests that a person runs: about six minutes on two cores
-	$(PYTEST) $(PARALLEL) -m "not slow and not thorough and not integration" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "$(QUICK)" $(ARGS)
 
 .PHONY: test-rest
 test-rest: $(READY)  ## what `make test` leaves out: compiled wrong variants, more cases, Spark, YARN, all pages and examples
@@ -185,7 +187,7 @@ array-api: $(READY)  ## dps.arrays against the array API standard; ARRAY_API_TES
 
 # What runs on each Python: the wire, the state and its golden hashes, the page (in a browser), the demo, and the blocks of
 # the docstrings, for which every module is imported. The pages of the documentation run on one Python, because each
-# starts a cluster of processes.
+# starts a cluster of processes; so do thorough tests, because a wrong variant is as wrong on each Python.
 PORTABLE := frames channel endpoint shard index optimizers golden pages browser demo docs
 PAGES := page_runs or block_runs or pages_build
 PYTHONS ?= 3.12 3.13 3.14
@@ -200,9 +202,17 @@ test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS
 		fi; \
 	done
 
+.PHONY: pythons
+pythons:  ## the environments of `make test-pythons`
+	@for version in $(PYTHONS); do \
+		if python=$$(.ci/find-python $$version); then \
+			$(MAKE) --no-print-directory install PYTHON="$$python" VENV=.venv-$$version EXTRAS=test; \
+		fi; \
+	done
+
 .PHONY: test-portable
 test-portable: $(READY)
-	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/*/test_%.py) -k "not ($(PAGES))" $(ARGS)
+	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/*/test_%.py) -m "not slow and not thorough" -k "not ($(PAGES))" $(ARGS)
 
 # Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less.
 OLDEST := .venv-oldest
@@ -212,10 +222,11 @@ test-oldest: $(OLDEST)/.oldest  ## the tests with the oldest releases that setup
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 # Of these, what touches the packages whose interfaces change: Dask, numpy, pandas, scikit-learn, sparse, Bokeh, click.
+# Without what `make test` leaves out, which `make test-oldest` runs at night.
 SENSITIVE := frames shard index inputs encoding localize cordon data launch logistic pages cli
 .PHONY: test-oldest-quickly
 test-oldest-quickly:
-	@$(MAKE) --no-print-directory test-oldest TESTS="$(SENSITIVE:%=tests/*/test_%.py)"
+	@$(MAKE) --no-print-directory test-oldest TESTS="$(SENSITIVE:%=tests/*/test_%.py)" ARGS='-m "$(QUICK)" $(ARGS)'
 
 # The core is compiled here as for users, against the newest numpy; tests that compile use the oldest Cython.
 $(OLDEST)/.oldest: $(REQUIREMENTS) $(CORE) tests/helpers/oldest.py | compiler

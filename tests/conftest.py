@@ -1,7 +1,8 @@
-"""For every test: Hypothesis profiles, and nothing may be left behind (see leaks.py)."""
+"""For every test: Hypothesis profiles; nothing may be left behind (see leaks.py); a process that hangs ends."""
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
 import multiprocessing
@@ -29,7 +30,12 @@ from dps.engine.wire.endpoint import new_loop
 # that all examples of a test share are meant. The quick examples are the same in each run, so that a change is judged
 # by itself and not by luck; `make explore` draws others, and more.
 QUICK = hypothesis.settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-hypothesis.settings.register_profile("quick", QUICK, derandomize=True, database=None)
+#
+# A failing example stays as it was found, because wrong variants fail on purpose, and a smaller example of each would
+# cost most of their time. The profile "small" has the same examples, and looks for a smaller one of each failure.
+AS_FOUND = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+hypothesis.settings.register_profile("small", QUICK, derandomize=True, database=None)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("small"), phases=AS_FOUND)
 hypothesis.settings.register_profile("thorough", QUICK, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
@@ -43,6 +49,14 @@ collect_ignore_glob = (
     [] if importlib.util.find_spec("pyspark") else ["system/test_spark*.py", "models/test_spark*.py"]
 )  # they import it
 FAILED = pytest.StashKey[bool]()
+# The descriptor of the terminal, because descriptor 2 leads to a file while a test runs.
+TERMINAL = pytest.StashKey[int]()
+# Whether a worker of pytest-xdist has ended before its time.
+DOWN = pytest.StashKey[bool]()
+# After so many more seconds than pytest-timeout gives to a test, its process ends.
+MORE_SECONDS = 30.0
+# The fixtures of a failed test end within so many seconds, and so does what comes after the last test.
+LAST_SECONDS = 120.0
 
 
 MARKS = {"spark": 0, "yarn": 0, "processes": 1}  # files with such tests come first, in this order
@@ -82,6 +96,87 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+
+
+# What hangs. The signal of pytest-timeout raises an exception in the main thread. The exception gets lost where
+# Hypothesis tries the same example again, and in a callback of uvloop; and pytest-timeout stops with the failure of a
+# test. So a thread of C, which needs no interpreter, ends the process some seconds later with the stacks of its
+# threads.
+
+
+def pytest_configure(config):
+    config.stash[TERMINAL] = os.dup(2)
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(EndAtInternalErrors(config.stash[TERMINAL]))
+
+
+def limit(config, seconds):
+    """End this process with the stacks of its threads in so many seconds, unless this is called off."""
+    faulthandler.dump_traceback_later(seconds, file=config.stash[TERMINAL], exit=True)
+
+
+def seconds_of(item):
+    """The limit that pytest-timeout has for a test; 0: it has none."""
+    marker, option = item.get_closest_marker("timeout"), item.config.getoption("timeout", None)
+    return float((marker.args[0] if marker else option if option is not None else item.config.getini("timeout")) or 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    if seconds := seconds_of(item):
+        limit(item.config, seconds + MORE_SECONDS)
+    result = yield
+    faulthandler.cancel_dump_traceback_later()
+    return result
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node):
+    """What a failed test has started ends, too."""
+    if isinstance(node, pytest.Item) and seconds_of(node):
+        limit(node.config, LAST_SECONDS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    limit(session.config, LAST_SECONDS)
+    if session.config.stash.get(DOWN, False):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+class EndAtInternalErrors:
+    """Ends a worker of pytest-xdist at an error of pytest itself, so that another one goes on as after a crash.
+
+    pytest-xdist would end all of them, and of the tests that have not run yet nothing would be known.
+    """
+
+    def __init__(self, terminal):
+        self._terminal = terminal
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self, excrepr):
+        os.write(self._terminal, f"\nINTERNAL ERROR of a worker, which ends:\n{excrepr}\n".encode())
+        os._exit(pytest.ExitCode.INTERNAL_ERROR)
+
+
+def pytest_unconfigure(config):
+    """After its tests, a worker of pytest-xdist waits for the others; then pytest-xdist limits its end."""
+    if hasattr(config, "workerinput"):
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """The process that runs all tests fails if a worker has ended by itself, also without a test that fails."""
+    if error:
+        node.config.stash[DOWN] = True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from whole_files import WholeFiles  # only here, because pytest-xdist may be turned off
+
+    return WholeFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

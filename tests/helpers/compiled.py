@@ -6,6 +6,7 @@ seconds to compile and there are some hundreds: only those of which a source has
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -13,11 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 import Cython
 import numpy as np
@@ -29,6 +30,7 @@ FOLDERS = [CORE, CORE / "requests", CORE / "shards", LOOPS]
 FILES = {path.name: path for folder in FOLDERS for path in folder.iterdir() if path.suffix in (".pyx", ".pxd", ".h")}
 KEPT = ROOT / "build" / "variants"
 MAX_KEPT = 2_000  # folders, of one variant each; a module compiled without optimisation has about 0.3 MB
+COMPILE_SECONDS = 240.0  # because a test has 300
 BUILD = "quick"  # in setup.py: without optimisation
 
 
@@ -44,9 +46,24 @@ def variants(modules: list[str], file: str, old: str, new: str) -> list[ModuleTy
     """As :func:`variant`, for modules of which later ones use earlier ones."""
     kept = compiled(modules, replaced(modules, file, old, new))
     # Python refuses to initialise a module of Cython twice from the same file, so each variant is loaded from a copy.
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules):
+    with tempfile.TemporaryDirectory() as folder, own_modules(modules):
         shutil.copytree(kept, folder, dirs_exist_ok=True)
         return [loaded(full_name(module), *Path(folder).glob(f"{module}.*.so")) for module in modules]
+
+
+@contextlib.contextmanager
+def own_modules(modules: list[str]) -> Iterator[None]:
+    """What is imported under these names afterwards is what was imported before.
+
+    unittest.mock would empty sys.modules for a moment, in which an import of another thread begins everything anew.
+    """
+    before = {name: sys.modules[name] for name in map(full_name, modules) if name in sys.modules}
+    try:
+        yield
+    finally:
+        for name in map(full_name, modules):
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
 
 
 def full_name(module: str) -> str:
@@ -118,7 +135,10 @@ def compiled(modules: list[str], texts: dict[str, str]) -> Path:
             Path(folder, name).write_text(text)
         Path(folder, "setup.py").write_text(setup)
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        done = subprocess.run(build, cwd=folder, env={**os.environ, "DPS_BUILD": BUILD}, capture_output=True, text=True)
+        environment = {**os.environ, "DPS_BUILD": BUILD}
+        done = subprocess.run(
+            build, cwd=folder, env=environment, capture_output=True, text=True, timeout=COMPILE_SECONDS
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         for module in modules:
             shutil.copy(*Path(folder, "dps").rglob(f"{module}.*.so"), libraries)
