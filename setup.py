@@ -51,6 +51,7 @@ class BuildCore(build_ext):
         compiler = self.compiler.compiler[0]
         if shutil.which(compiler) is None:
             sys.exit(NO_COMPILER.format(compiler=compiler, problem="is not on this machine"))
+        translate(self.extensions)
         try:
             super().build_extensions()
         except Exception as error:
@@ -92,13 +93,15 @@ def extensions():
     ]
 
 
-# Cython translates side by side in processes. Where these are not forked, each would run this file again.
-FORKED = multiprocessing.get_start_method() == "fork"
+def translate(modules):
+    """Let the sources of modules be the C that Cython makes of them.
 
-setup(
-    ext_modules=cythonize(
-        extensions(),
-        nthreads=os.cpu_count() if FORKED else 0,
+    It takes half a minute, and only compiling needs it: a source distribution and the metadata do without.
+    """
+    made = cythonize(
+        modules,
+        # Cython translates side by side in processes. Where these are not forked, each would run this file again.
+        nthreads=os.cpu_count() if multiprocessing.get_start_method() == "fork" else 0,
         # Several environments may share this folder, and C made of one numpy's declarations needs that numpy's headers.
         build_dir=f"build/cython-{Cython.__version__}-numpy-{np.__version__}",
         compiler_directives={
@@ -109,6 +112,10 @@ setup(
             "cdivision": True,
             "embedsignature": True,
         },
-    ),
-    cmdclass={"build_ext": BuildCore},
-)
+    )
+    sources = {module.name: module.sources for module in made}
+    for module in modules:
+        module.sources = sources[module.name]
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildCore})

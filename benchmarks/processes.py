@@ -95,10 +95,18 @@ class Machines:
         self._log = open(Path(folder, "log"), "wb")  # noqa: SIM115
 
     def start_scheduler(self) -> None:
-        file = Path(self.folder, "scheduler.json")
-        self._start("dask_scheduler", "--host", self.host, "--port", "0", "--scheduler-file", str(file))
+        """Start a scheduler; where there was one before, at its address."""
+        file, port = Path(self.folder, "scheduler.json"), self.address.rpartition(":")[2] or "0"
+        file.unlink(missing_ok=True)
+        self._scheduler = self._start(
+            "dask_scheduler", "--host", self.host, "--port", port, "--scheduler-file", str(file)
+        )
         wait_for("scheduler", lambda: file.exists() and file.read_text())
         self.address = json.loads(file.read_text())["address"]
+
+    def kill_scheduler(self) -> None:
+        self._scheduler.kill()
+        self._scheduler.wait()
 
     def start_worker(self, name: str, namespace: Namespace | None = None) -> None:
         host, inside = (self.host, []) if namespace is None else (namespace.theirs, namespace.command())
@@ -110,13 +118,15 @@ class Machines:
         """What they have written."""
         return Path(self.folder, "log").read_text(errors="replace")
 
-    def _start(self, module: str, *options: str, inside: list[str] | None = None) -> None:
+    def _start(self, module: str, *options: str, inside: list[str] | None = None) -> subprocess.Popen:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         threads = {"OMP_NUM_THREADS": "1"}
         command = [*(inside or []), sys.executable, "-m", f"distributed.cli.{module}", "--no-dashboard", *options]
         out: dict[str, Any] = {"stdout": self._log, "stderr": self._log}
         environment = {**os.environ, "PYTHONPATH": path, **threads}
-        self._processes.append(subprocess.Popen(command, **out, env=environment, cwd=ROOT, start_new_session=True))
+        process = subprocess.Popen(command, **out, env=environment, cwd=ROOT, start_new_session=True)
+        self._processes.append(process)
+        return process
 
     def close(self) -> None:
         """End them all, those that are stopped as well."""

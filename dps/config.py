@@ -10,7 +10,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from dps.errors import InputError
 
-__all__ = ["count", "flag", "limit", "nbytes", "polling", "seconds", "spill_directory"]
+__all__ = ["count", "flag", "limit", "nbytes", "polling", "scheduler_grace", "seconds", "spill_directory"]
 
 # Longest time of polling: a longer wait exceeds by far the time that it takes to wake a sleeping core.
 MAX_POLLING_SECONDS = 1e-3
@@ -87,6 +87,15 @@ def spill_directory() -> str | None:
     """
     value = dask.config.get("dps.spill-directory")
     return None if value is None else str(value)
+
+
+def scheduler_grace() -> float:
+    """``dps.scheduler.grace`` in seconds: for how long servers outlive their scheduler; 0: they end with it.
+
+    >>> scheduler_grace()
+    0
+    """
+    return parse_timedelta(dask.config.get("dps.scheduler.grace"))
 
 
 def flag(name: str) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "InputError",
     "InputTypeError",
     "KeyRangeError",
+    "LeaseError",
     "LimitError",
     "MissingPackageError",
     "MovedError",
@@ -125,6 +126,10 @@ class ServerGoneError(DPSError, ConnectionError):
 
 class MovedError(DPSError, ConnectionError):
     """A server is not the primary of a shard, or not at this moment. Clients find the primary by themselves."""
+
+
+class LeaseError(MovedError):
+    """A server's lease is over. It is asking other servers whether it may go on without the controller."""
 
 
 class FencedError(DPSError, ConnectionError):

@@ -187,7 +187,7 @@ def test_wrong_restores_are_noticed(monkeypatch, variant: str) -> None:
     function, old, new = WRONG[variant]
     wrong = mutant(getattr(reading, function), old, new)
     monkeypatch.setattr(reading, function, wrong)
-    monkeypatch.setattr("dps.engine.simulation.roles.sources", reading.sources)
+    monkeypatch.setattr("dps.engine.simulation.server.sources", reading.sources)
     checks = [
         (test_rows_are_what_they_were_whatever_the_number_of_shards, ("keyed", 2, 8)),
         (test_rows_are_what_they_were_whatever_the_number_of_shards, ("dense", 8, 2)),

@@ -18,10 +18,12 @@ from oracles import mutant
 from servers import SECRET, LocalSession, Servers, wait_until
 
 from dps.engine.client.client import Client
+from dps.engine.client.route_changes import refused_by_leases
 from dps.engine.client.session import ClientSession
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import frames
+from dps.engine.wire.channel import Request
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.errors import (
@@ -29,8 +31,10 @@ from dps.errors import (
     DataLostError,
     DPSError,
     InputError,
+    LeaseError,
     MovedError,
     RequestTimeoutError,
+    ServerGoneError,
     StoppedError,
     UnknownTableError,
 )
@@ -448,3 +452,30 @@ def test_a_wrong_session_is_caught(where, name, old, new, scenario, monkeypatch)
     monkeypatch.setattr("servers.PATIENCE", 1.0)
     with pytest.raises((AssertionError, DPSError, TypeError, pytest.fail.Exception)):
         scenario()
+
+
+class Closing:
+    """A channel that notes whether it was closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def failed_by(*errors: DPSError | None) -> list[Request]:
+    """Requests that have failed so; None: it could not be sent, because its connection was closed meanwhile."""
+    requests = [Request(Closing() if error is not None else None, None, 0) for error in errors]
+    for request, error in zip(requests, errors, strict=True):
+        request.error = error or ServerGoneError("broken pipe")
+    return requests
+
+
+def test_a_lease_that_is_over_closes_all_channels_of_what_has_failed() -> None:
+    """The server has closed the connection of the request that it refused, and others were on their way over it."""
+    mixed = failed_by(ServerGoneError("closed"), LeaseError("over"), None)
+    assert refused_by_leases(mixed)
+    assert [request.channel is None or request.channel.closed for request in mixed] == [True] * 3
+    for others in (failed_by(), failed_by(ServerGoneError("gone"), MovedError("moved"), None)):
+        assert not refused_by_leases(others)
+        assert not any(request.channel.closed for request in others if request.channel is not None)

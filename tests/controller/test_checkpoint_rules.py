@@ -11,7 +11,7 @@ from noticing import assert_noticed
 
 import dps
 from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
-from dps.engine.controller.procedures import CallServers, InEndpoint, OnDisk, Procedure, Sleep, TellServers
+from dps.engine.controller.procedures import CallServers, InEndpoint, InThread, Procedure, Sleep, TellServers
 from dps.engine.wire.messages import CheckpointOptions, CheckpointSchedule, SavedRun
 from dps.errors import CheckpointError, InputError, MovedError, ServerGoneError, StoppedError
 
@@ -29,7 +29,7 @@ class Forget:
         return {**fields, "id": 100 + fields["id"]}, []
         yield
 
-    def forget(self, table: int) -> Procedure[None]:
+    def discard(self, table: int) -> Procedure[None]:
         self.forgotten.append(table)
         return
         yield
@@ -137,7 +137,7 @@ def servers_hear_the_end(controller: Controller) -> None:
         done, _ = controller.carry_out(controller.rules._end(writer, name))
         assert done[0] == TellServers("end_cut", (name,))
         assert [each.function for each in done[1:]] == [writer.abort] * (name is None)
-        assert all(isinstance(each, OnDisk) for each in done[1:])
+        assert all(isinstance(each, InThread) for each in done[1:])
 
 
 def parents_are_of_the_store(controller: Controller) -> None:

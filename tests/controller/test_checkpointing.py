@@ -420,9 +420,9 @@ def test_what_one_cannot_go_on_with(cluster, ps, pool, store):
     with pytest.raises(InputError, match="nothing to go on with"):
         begin(pool, ps, resume=True).result()
     ps.restore(store)
-    with pytest.raises(InputError, match="that was restored has 3 trainers, and this one has 2"):
+    with pytest.raises(InputError, match="to go on with has 3 trainers, and this one has 2"):
         begin(pool, ps, resume=True, trainers=2).result()
-    with pytest.raises(InputError, match="that was restored has 3 partitions, and this one has 2"):
+    with pytest.raises(InputError, match="to go on with has 3 partitions, and this one has 2"):
         ps.run(count_keys, cluster.scatter([1, 2]), resume=True)
     begin(pool, ps, clocks=30, resume=True).result()
     with pytest.raises(InputError, match="nothing to go on with"):

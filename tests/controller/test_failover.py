@@ -731,7 +731,12 @@ WRONG = {
         *("caught_up", "self._begin_steps(self.endpoint.now())", "pass"),
         test_the_next_shard_moves_at_once_when_one_has_moved,
     ),
-    "the end of a back-off is not noticed": ("_begin_steps", "unfit, backing_off)\n", "unfit)\n", ASKED_AGAIN),
+    "the end of a back-off is not noticed": (
+        "_begin_steps",
+        "unfit, backing_off, together)\n",
+        "unfit, together)\n",
+        ASKED_AGAIN,
+    ),
     "a step-down never times out": ("_end_late_handovers", "if now > until", "if False", ASKED_AGAIN),
     "a late answer counts": ("stepped_down", "message.epoch < since", "False", ASKED_AGAIN),
     "a suspicion counts up to where it is wrong": (

@@ -11,7 +11,15 @@ from oracles import mutant
 
 import dps
 from dps.engine.controller.failover import Membership
-from dps.engine.controller.procedures import Acquire, CallServers, InEndpoint, Sleep, TellServers, Uninterrupted
+from dps.engine.controller.procedures import (
+    Acquire,
+    CallServers,
+    Commit,
+    InEndpoint,
+    Sleep,
+    TellServers,
+    Uninterrupted,
+)
 from dps.engine.controller.server_procedures import ServerProcedures
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
@@ -45,7 +53,7 @@ class Cluster:
             self.tables[number] = set()
         self.reach(1.0)
         numbers = iter(range(1, 1000))
-        self.procedures = TableProcedures(self.membership, self.up, NoLock(), lambda: next(numbers))
+        self.procedures = TableProcedures(self.membership, self.up, NoLock(), lambda: next(numbers), lambda: 7)
         workers = SimpleNamespace(candidates=lambda: ([], True))
         self.maintenance = ServerProcedures(
             self.membership, workers, NoLock(), NoLock(), "server-{}", lambda: 0.0, object
@@ -88,7 +96,7 @@ class Cluster:
                 return {n: answer for n, answer in answers.items() if not isinstance(answer, Exception)}
             case Uninterrupted(procedure):
                 return self.run(procedure)
-        assert isinstance(instruction, Acquire | Sleep)
+        assert isinstance(instruction, Acquire | Commit | Sleep)
         return None
 
     def run(self, procedure, steps: int = 1000) -> object:

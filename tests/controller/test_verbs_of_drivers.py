@@ -23,6 +23,7 @@ from dps.engine.wire.messages import (
     DescribedServer,
     DescribedTable,
     Description,
+    InterruptedRun,
     RestoreAnswer,
     RestoreRequest,
     SavedRun,
@@ -46,15 +47,21 @@ MESSAGES = [
     RestoreAnswer("c-1", 31, [], {"c-2": "its manifest is damaged"}),
     RUN,
     SavedRun(1, 2.0, 0, 1),
+    InterruptedRun(3, RUN),
     SERVER,
     TABLE,
-    Description("dps", "ab", 1, None, ("10.0.0.1", 4001), [], {}, None),
-    Description("dps", "ab", 2, AdaptRule(), ("::1", 1), [SERVER, SERVER], {"w": TABLE}, RUN),
+    Description("dps", "ab", 1, None, ("10.0.0.1", 4001), 1, 0.0, [], {}, None),
+    Description("dps", "ab", 2, AdaptRule(), ("::1", 1), 3, 600.0, [SERVER, SERVER], {"w": TABLE}, RUN),
     LastCheckpoint("c-1", "here", 31, 10, 80, None, 0.5, 1.8e9),
 ]
 
 OF_DRIVERS = {AdaptRule, CheckpointOptions, CheckpointSchedule, DescribedServer, DescribedTable, Description}
-OF_DRIVERS |= {RestoreAnswer, RestoreRequest, SavedRun}  # a test of wire/messages.py leaves these to this one
+OF_DRIVERS |= {
+    InterruptedRun,
+    RestoreAnswer,
+    RestoreRequest,
+    SavedRun,
+}  # see tests/wire/test_bodies.py
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -185,6 +192,7 @@ def test_a_run_that_cannot_begin_is_stopped():
 
     ends, checkpoints = SimpleNamespace(collecting=lambda: ["sums"]), SimpleNamespace(resumed=lambda: None)
     session = SimpleNamespace(runs=runs, in_endpoint=in_endpoint, settle=settle, ends=ends, checkpoints=checkpoints)
+    session.journal = None
     with pytest.raises(RequestTimeoutError, match="3 shards"):
         asyncio.run(verbs.start_run(session, trainers=2, staleness=0))
     assert runs.failed() == 1

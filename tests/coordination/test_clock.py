@@ -104,6 +104,27 @@ class Machine(RuleBasedStateMachine):
         n = self.those("joined")[pick % len(self.those("joined"))]
         self.agree(self.clock.tick(n, max(0, self.clocks[n] - back), self.now), asked=n)
 
+    @rule(pick=ALWAYS, steps=st.integers(-1, 3))
+    def is_known_to_be_further(self, pick, steps):
+        """Its ops say so, or it does when it joins again; it asks again if it was waiting."""
+        n = pick % len(self.clocks)
+        if steps > 0:
+            self.since.pop(n, None)
+        self.clocks[n] += max(0, steps)
+        self.agree(self.clock.advance(n, self.clocks[n] + min(0, steps)))
+
+    @precondition(lambda self: self.those("joined", "lost", "left"))
+    @rule(pick=ALWAYS)
+    def is_to_be_begun_anew(self, pick):
+        """By another controller's count, so its incarnations say nothing any more."""
+        candidates = self.those("joined", "lost", "left")
+        n = candidates[pick % len(candidates)]
+        if self.state[n] == "left":
+            self.lowest = min(self.lowest, self.clocks[n])
+        self.state[n], self.incarnation[n] = "expected", 0
+        self.since.pop(n, None)
+        self.clock.expect(n)
+
     @precondition(lambda self: self.since)
     @rule(pick=ALWAYS, steps=st.sampled_from([1, 2]))
     def tick_on_while_it_waits(self, pick, steps):
@@ -306,9 +327,21 @@ class ReleasesAtTheLowerTick(Clock):
     _settle = mutant(Clock._settle, "and clock == self._clocks[trainer]", "")
 
 
+class WaitsOnWhenFurther(Clock):
+    advance = mutant(Clock.advance, "self._waiting.pop(trainer, None)", "pass")
+
+
+class GoesBack(Clock):
+    advance = mutant(Clock.advance, "clock > self._clocks[trainer]", "clock != self._clocks[trainer]")
+
+
+class ForgetsOneThatBeginsAnew(Clock):
+    expect = mutant(Clock.expect, "self._count(self._clocks[trainer])", "pass")
+
+
 WRONG = [OneTooMany, OneTooFew, SlowestWaits, WakesOnlyOnEquality, CountsTicks, Paracel, ForgetsLeavers]
 WRONG += [LeavingReleasesNobody, CountsOnlyWhoJoined, LostDoNotCount, ReleasesOne, MovesBack, DoesNotFence]
-WRONG += [ForgetsTheHigherTick, ReleasesAtTheLowerTick]
+WRONG += [ForgetsTheHigherTick, ReleasesAtTheLowerTick, WaitsOnWhenFurther, GoesBack, ForgetsOneThatBeginsAnew]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -324,7 +357,7 @@ def test_every_wrong_rule_is_caught(wrong):
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
         run_state_machine_as_test(machine, settings=once)
 
 

@@ -71,9 +71,9 @@ def refused(name: str) -> dict[str, np.ndarray]:
     return {"results": np.array(results)}
 
 
-def index_case(bits: int, sizes: tuple[int, ...], name: str = "index") -> dict[str, np.ndarray]:
+def index_case(salt: int, sizes: tuple[int, ...], name: str = "index") -> dict[str, np.ndarray]:
     """An index that grows under batches of these sizes, with known, new and repeated keys; looked up at each step."""
-    index, keys = KeyIndex(bits), streams.keys(name, sum(sizes))
+    index, keys = KeyIndex(salt), streams.keys(name, sum(sizes))
     inserted, lookups, missing, done = [], [], [], 0
     for number, size in enumerate(sizes):
         new = keys[done : done + size]
@@ -95,11 +95,11 @@ def index_case(bits: int, sizes: tuple[int, ...], name: str = "index") -> dict[s
     }
 
 
-def crowded(bits: int) -> dict[str, np.ndarray]:
+def crowded(salt: int) -> dict[str, np.ndarray]:
     """Keys with the same home, at the end of the table as well: long probes, which begin again at its front."""
     fracs = [2**32 - 1] * 90 + [0] * 40 + [2**31] * 60 + list(range(50))
-    keys = crafted(fracs, bits, 0)[streams.permutation("crowded", len(fracs))]
-    index, rows = KeyIndex(bits), np.empty(len(keys), np.int64)
+    keys = crafted(fracs)[streams.permutation("crowded", len(fracs))] ^ ~salt
+    index, rows = KeyIndex(salt), np.empty(len(keys), np.int64)
     for start in range(0, len(keys), 30):
         index.insert(keys[start : start + 30], rows[start : start + 30])
     again = np.empty(len(keys), np.int64)
@@ -170,9 +170,9 @@ CASES |= {
     "index / small steps": partial(index_case, 0, (1, 2, 3, 5, 20, 20, 20) * 20),
     "index / one batch": partial(index_case, 0, (60_000, 10)),
     "index / slow growth": partial(index_case, 4, (20_000, *[100] * 150)),
-    "index / many bits": partial(index_case, 12, (50, 5000, 50, 20_000, 50)),
+    "index / a salt": partial(index_case, 12, (50, 5000, 50, 20_000, 50)),
     "index / crowded": partial(crowded, 0),
-    "index / crowded in a shard": partial(crowded, 6),
+    "index / crowded with a salt": partial(crowded, 6),
     "index / reserved": partial(reserved, 30_000),
     "ledger / few origins": partial(ledger_case, 16, 1 << 14, 3),
     "ledger / few answers": partial(ledger_case, 1000, 1 << 12, 64),

@@ -159,9 +159,11 @@ runs_of = st.sets(st.integers(1, SHARDS - 1)).map(lambda cuts: list(itertools.pa
 )
 def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, then: list, own: bool) -> None:
     """By any routes, after each other, also where the table is split in between: the same keys and rows of each op, in
-    the shards that there are then, and the same rows of data."""
+    the shards that there are then, and the same rows of data. An op has the next keys of the caller, whatever the
+    shards are, and repeated keys are merged before, by their first places."""
     dense, weight = data.draw(st.booleans()), data.draw(st.sampled_from([-1, 0, 5]))
-    most = data.draw(st.integers(1, 400))
+    merges = not dense and data.draw(st.booleans())
+    most = data.draw(st.one_of(st.just(1), st.integers(1, 400)))  # 1: each chunk has one key
     forms, counts = [], []
     for n, (runs, more) in enumerate([(first, 1), *then]):
         counts.append(more * counts[-1] if n else SHARDS)
@@ -174,15 +176,21 @@ def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, t
         count = end - begin
     else:
         keys = np.array(data.draw(st.lists(st.integers(-50, 50), max_size=40)), np.int64)
+        keys = keys[np.argsort(shards_of(keys, 1 << 20))] if data.draw(st.booleans()) else keys
         count = len(keys)
     rows = np.arange(count * DIM, dtype="float32").reshape(count, DIM)
     origin = Origin(2, 1, 9, 3, 8)
-    call = Call.of(Terms(forms[0], 5, most, frames.PUSH, 0, True, False, False), origin, keys, rows, None, weight)
+    call = Call.of(Terms(forms[0], 5, most, frames.PUSH, 0, True, False, merges), origin, keys, rows, None, weight)
     assert call is not None
     call.take_number(origin)
     a_chunk = max(1, most // (4 * DIM + (0 if dense else 8)))
+    if merges:
+        _, first_places, which = np.unique(keys, return_index=True, return_inverse=True)
+        sums = np.zeros((len(first_places), DIM), "float32")
+        np.add.at(sums, which, rows)
+        keys, rows = keys[np.sort(first_places)], sums[np.argsort(first_places)]
+        count = len(keys)
     assert call.numbers == origin.number - 3 == max(-(-count // a_chunk), int(weight > 0))
-    order = np.arange(count) if dense else canonical(keys, SHARDS)
     parts = parts_of(call)
     for n, form in enumerate(forms):
         if n:
@@ -194,7 +202,7 @@ def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, t
         shards = np.searchsorted(np.arange(1, counts[n]) * ROWS // counts[n], named, "right")
         shards = shards if dense else shards_of(keys, counts[n])
         for number in range(call.numbers):
-            chunk = order[number * a_chunk : (number + 1) * a_chunk]
+            chunk = np.arange(count)[number * a_chunk : (number + 1) * a_chunk]
             for shard in range(counts[n]):
                 mine = chunk[shards[chunk] == shard]
                 expected = (named[mine].tolist(), rows[mine].tobytes()) if len(mine) else None
@@ -206,11 +214,6 @@ def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, t
 
 def shards_of(keys: np.ndarray, shards: int) -> np.ndarray:
     return np.array([mix(int(key)) * shards >> 64 for key in keys], np.int64)
-
-
-def canonical(keys: np.ndarray, parts: int) -> np.ndarray:
-    """The places of the keys in the order of so many parts."""
-    return np.argsort(shards_of(keys, parts), kind="stable")
 
 
 def test_a_certified_answer_is_put_in_place_behind_its_arrival() -> None:
@@ -283,7 +286,10 @@ WRONG = [  # file of dps/engine/core, its text, the wrong text
         "made.request, made.count = leg.number,",
     ),
     ("call.pyx", "if a < b or everywhere:", "if a < b:"),
-    ("call.pyx", "min(max(a, leg.a), leg.b)", "a"),
+    ("call.pyx", "leg.chunk * (self.form.shards + 1) + shard", "shard"),
+    ("call.pyx", "if survey_keys(self._cells + a - 1, 2", "if survey_keys(self._cells + a, 1"),
+    ("call.pyx", "named[target[j]] = keys[j]", "named[j % distinct] = keys[j]"),
+    ("call.pyx", "at if whole.order == NULL or whole.taken else whole.order[at]", "at"),
     ("call.pyx", "self.order == NULL or self.taken", "self.order == NULL"),
 ]
 

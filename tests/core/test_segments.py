@@ -83,6 +83,7 @@ def test_what_is_read_is_what_was_packed():
     check_all(segments)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -107,7 +107,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("old", "new"), WRONG)
 def test_what_is_wrong_is_noticed(old, new) -> None:
     wrong = variant("texts", "texts.pyx", old, new)

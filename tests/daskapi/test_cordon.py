@@ -12,6 +12,7 @@ from distributed import Client, Worker, get_worker, wait
 from distributed.core import Status
 from servers import PATIENCE, wait_until
 
+from dps.engine.daskapi import cordon
 from dps.engine.daskapi.cordon import EVENT, Cordon, incompatibility
 from dps.engine.deploy.local import LocalCluster
 
@@ -363,3 +364,22 @@ def test_workers_of_other_kinds(cluster, client):
             await asyncio.gather(*(w.close() for w in workers))
 
     assert cluster.sync(come_and_go) == [True, False, False]
+
+
+def test_a_client_of_a_scheduler_that_is_gone_does_not_keep_its_loop(cluster, monkeypatch):
+    """The loop's thread would never end. (The leak fixture sees none, because the cluster of these tests lives on.)"""
+    left, leave = [], cordon._leave_loop
+
+    async def broken(self, **_):
+        raise OSError("no scheduler there")
+
+    async def use():
+        with pytest.raises(OSError, match="no scheduler there"):
+            async with cordon.client_of(cluster.scheduler, cluster.security):
+                pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "_ensure_connected", broken)
+        patched.setattr(cordon, "_leave_loop", lambda client: (left.append(client), leave(client)))
+        cluster.sync(use)
+    assert len(left) == 1

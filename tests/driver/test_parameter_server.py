@@ -27,10 +27,11 @@ from servers import wait_until
 import dps
 import dps.engine.controller.plugin
 import dps.engine.server.actor
-from dps.engine.telemetry.snapshot import Status
+from dps.engine.telemetry.snapshot import RunStatus, Status
 from dps.errors import (
     AccessDeniedError,
     ClosedError,
+    ControllerGoneError,
     DataLostError,
     DPSError,
     InputError,
@@ -190,6 +191,26 @@ def test_a_verb_that_the_controller_does_not_have_is_refused_with_its_release(cl
     hooks = set(dir(distributed.SchedulerPlugin))
     own = {name for name in vars(dps.engine.controller.plugin.Controller) if not name.startswith("_")}
     assert own - hooks == {"name"}, "its public methods are hooks of Dask"
+
+
+def test_a_driver_of_another_controller_neither_learns_of_a_run_nor_stops_it(client):
+    """Its tasks ended with their scheduler, and the run may go on with other ones."""
+    with dps.ParameterServer(client) as ps:
+        call = ps.connection.call
+        run, term = call("start_run", trainers=1, staleness=None), ps.connection.describe().term
+        for verb, fields in (
+            ("progress", {"run": run}),
+            ("stop_run", {"run": run, "reason": ""}),
+            ("settle", {"keep": False}),
+        ):
+            with pytest.raises(ControllerGoneError, match=r"has taken the server over: .*'dps'\)\.resume_run"):
+                call(verb, term=term + 1, **fields)
+        assert msgspec.msgpack.decode(call("progress", run=run, term=term), type=RunStatus).stopped is None
+        call("stop_run", run=run, reason="by this one", term=term)
+        with pytest.raises(InputError, match=r"no single run .* was interrupted"):
+            ps.resume_run(print, [1])
+        with pytest.raises(InputError, match=r"run is the number of a run, or None for the only one .*, not 'last'"):
+            ps.resume_run(print, [1], run="last")
 
 
 def test_the_cell_of_a_notebook_runs_again(client):

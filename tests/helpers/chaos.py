@@ -51,17 +51,26 @@ def pid_of(client, worker):
     return client.run(os.getpid, workers=[worker])[worker]
 
 
-class Chaos(threading.Thread):
-    """Kills and stops servers (never all copies of a shard), kills trainers, scales up and down, splits tables; until
-    `end`."""
+def can_be_merged(spec):
+    return not (spec["shards"] % 2 or spec["aggregate"] or spec.keys() & {"fixed_shards", "life"})
 
-    def __init__(self, client, ps, seed, copies, kill_trainers):
+
+KINDS = ("kill", "stop", "scale", "split", "merge", "rebalance", "trainer")
+
+
+class Chaos(threading.Thread):
+    """Kills and stops servers (never all copies of a shard), kills trainers, scales up and down, splits and merges
+    tables, evens the load out; until `end`."""
+
+    def __init__(self, client, ps, seed, copies, kill_trainers, merges=True):
         super().__init__(name="chaos")
         self.client, self.ps, self.copies = client, ps, copies
         self.random, self.over = random.Random(seed), threading.Event()
         self.serving = {server.worker for server in ps.connection.describe().servers}
-        self.faults, self.error = dict.fromkeys(("kill", "stop", "scale", "split", "trainer"), 0), None
-        self.choices = ["kill", "kill", "stop", "stop", "scale", "split", *(["trainer"] if kill_trainers else [])]
+        self.faults, self.error = dict.fromkeys(KINDS, 0), None
+        self.choices = [*KINDS[:-1], "kill", "stop", *(["trainer"] if kill_trainers else [])]
+        if not merges:
+            self.choices.remove("merge")
         self.start()
 
     def run(self):
@@ -120,16 +129,31 @@ class Chaos(threading.Thread):
         if not names:
             self.scale()
             return
-        splitting = threading.Thread(target=self._split, args=(self.random.choice(names),), name="splitting")
-        splitting.start()
-        if self.random.random() < 0.5:
-            time.sleep(self.random.uniform(0.0, 0.1))
-            self.kill()
-        splitting.join()
+        self._perhaps_killing(lambda: self.ps.split(self.random.choice(names)), 0.1)
 
-    def _split(self, name):
-        with contextlib.suppress(RequestTimeoutError):  # servers fail again and again
-            self.ps.split(name)
+    def merge(self):
+        """Cut a table into fewer shards; at half of the times, kill servers meanwhile."""
+        names = [table.spec["name"] for table in chains(self.ps)[1] if can_be_merged(table.spec)]
+        if not names:
+            self.split()
+            return
+        self._perhaps_killing(lambda: self.ps.merge(self.random.choice(names), timeout=30.0), 2.0)
+
+    def rebalance(self):
+        """Even out what servers have worked; at half of the times, kill servers meanwhile."""
+        self._perhaps_killing(lambda: self.ps.rebalance(timeout=5.0), 2.0)
+
+    def _perhaps_killing(self, call, seconds):
+        def run():
+            with contextlib.suppress(RequestTimeoutError):  # servers fail again and again
+                call()
+
+        calling = threading.Thread(target=run, name="calling")
+        calling.start()
+        if self.random.random() < 0.5:
+            time.sleep(self.random.uniform(0.0, seconds))
+            self.kill()
+        calling.join()
 
     def trainer(self):
         workers = self.client.scheduler_info(n_workers=-1)["workers"]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dps.engine.telemetry.rebalance_report import RebalancingStatus
 from dps.engine.telemetry.snapshot import (
     PARTS,
     Curve,
@@ -226,6 +227,7 @@ def snapshot(trainers: int = 4, servers: int = 2, seed: int = 0) -> Status:
             p50=[64e-6] * points,
             p99=rng.choice([256e-6, 512e-6], points).tolist(),
         ),
+        rebalancing=RebalancingStatus(True, 3, 1, "in balance"),
         events=[
             (BEGAN + 3, "server 0 holds shard 3 of table 'weights'"),
             (BEGAN + 40, "trainer 3 is slow: permanent"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+import dask
 import numpy as np
 
 import dps
@@ -140,6 +141,7 @@ def walks() -> tuple[dict[str, set[str]], dict[str, dict[str, Seen]]]:
     cluster_of: Any = {"servers": 2, "trainers": 1, "processes": False, "dashboard_address": None}
     with (
         RECORDER.installed(),
+        dask.config.set({"dps.rebalancing": False}),  # which looks at servers while they fail, too
         dps.LocalCluster(**cluster_of) as cluster,
         dps.ParameterServer(cluster, servers=2, copies=2) as ps,
     ):

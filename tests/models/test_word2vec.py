@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import dask.bag
 import numpy as np
 import pytest
 from dask.distributed import Client
+from servers import wait_until
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -244,3 +246,8 @@ def test_the_words_of_a_vocabulary_are_learnt_without_another_count():
         assert np.array_equal(again.fit(sentences).wv["a"], other.wv["a"])
         with pytest.raises(InputError, match="vocabulary 'words' is a name, and client is no"):
             Word2Vec(4, vocabulary="words", client=cluster).fit(sentences)
+        # Its connection, of its own since it was pickled, would look for the scheduler for 30 s after the end of it.
+        tables = len(ps.tables())
+        del again
+        gc.collect()
+        wait_until(lambda: len(ps.tables()) < tables)

@@ -18,6 +18,9 @@ def shape(lines: list[str]) -> list[str]:
     return [line for line, _ in itertools.groupby(line for line in masked if line not in ("", "..."))]
 
 
+pytestmark = pytest.mark.integration
+
+
 @pytest.fixture(scope="module")
 def run():
     pytest.importorskip("sklearn")

@@ -19,6 +19,7 @@ NAMES = [
     "dlrm",
     "estimator",
     "kill_a_server",
+    "kill_the_scheduler",
     "knowledge_graph",
     "lbfgs_on_spark",
     "online_clicks",
@@ -202,6 +203,13 @@ def test_click_files_are_better_than_a_guess(run):
     assert ours < 0.9 * guess
     assert numbers(area)[0] > 0.7
     assert 0 < int(sparse.split()[0]) < 10_000
+
+
+def test_kill_the_scheduler_loses_nothing(run):
+    killed, *_, back, counts = run("kill_the_scheduler").splitlines()
+    assert killed.startswith("the scheduler is killed after about 3")
+    assert back == "the servers are back, and the trainers go on: [300, 300]"
+    assert counts == f"counts: {[60] * 10}"
 
 
 def test_kill_a_server_loses_nothing(run):

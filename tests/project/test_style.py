@@ -35,7 +35,7 @@ ENGINE = {
     "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other
     "client": PLACED + " core coordination.origins functions.definition functions.words",
-    "server": PLACED + " core checkpoints functions",
+    "server": PLACED + " core checkpoints functions coordination.holding coordination.journal",
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops wire.structs",

@@ -19,6 +19,7 @@ from servers import SECRET, Servers, held, wait_until
 import dps
 from dps.engine.coordination.placement import appended, joined, rechained
 from dps.engine.server import replicas
+from dps.engine.server.heartbeat import Heartbeat
 from dps.engine.server.pace import MOST_UNDER_WAY
 from dps.engine.server.replicas import ROWS, FeedsOfJoiner, JoinerFeed
 from dps.engine.server.replication import Relay
@@ -765,7 +766,7 @@ def no_op_leaves_early() -> None:
 WRONG = [
     (ServerRole, "_check_fence", "header.epoch < replica.fence", "False",
      test_an_old_primary_is_refused_and_its_clients_lose_nothing),
-    (ServerRole, "holds_lease", "self.endpoint.now() <= self.heartbeat.lease_until", "True",
+    (Heartbeat, "holds_lease", "now <= self.lease_until", "True",
      test_without_a_lease_no_replicated_rows_are_read),
     (ServerRole, "_take_push", "owed if table.waits else OwedAnswer()", "OwedAnswer()", test_who_acknowledges_when),
     (ServerTable, "_kept_answer", "if kept is None", "if kept is not None or kept is None",

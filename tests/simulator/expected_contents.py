@@ -35,6 +35,7 @@ from dps.functions import deleting
 
 __all__ = ["FUNCTIONS", "ExpectedContents", "ExpectedTable", "delete_listed"]
 
+FINEST = 16  # a table that is split and merged has at most so many times as many shards as in the beginning
 MAX_OPS = 30  # of one author on one table, because an int64 has room for 31 digits of two bits
 KEYED = np.array([-(2**63), -5, 0, 1, 2, 3, 10**6, 10**6 + 1, 2**40, 2**40 + 7, 2**62, 2**63 - 1])
 CONTROLLER_RETRY_SECONDS = 0.01
@@ -96,7 +97,7 @@ class ExpectedTable:
 
     def shards_of(self, count: int) -> dict[int, int]:
         """The shard of each key, where the table is cut into so many."""
-        spec = dataclasses.replace(self.spec, shards=count)
+        spec = dataclasses.replace(self.spec, shards=count) if self.spec.keyed else self.spec
         shards = group(self.keys, spec.rows or 0, count, spec.name, spec.cells)
         order = np.arange(len(self.keys)) if shards.order is None else shards.order
         return {int(self.keys[j]): n for n in range(count) for j in order[slice(*shards.starts[n : n + 2])]}
@@ -250,6 +251,7 @@ class ExpectedContents:
         self.callers: dict[int, Any] = {}  # author -> the client or trainer of its last attempt
         self.done: set[int] = set()  # authors whose programs have ended
         self.splits = False  # tables are split, so that servers forget the answers that they keep
+        self.merges = False  # and merged
         meet = [draw.random() < 0.1 for _ in range(clocks)]
         self.programs = [
             [self._draw(draw, n, c, 0, draw.choice((0, 1, 2, 3)), meet[c]) for c in range(clocks)]
@@ -342,6 +344,8 @@ class ExpectedContents:
         for table in self.tables:
             if self.splits:  # a client that died may have sent an op again to some of the new shards
                 table.shard = table.shards_of(client.session.route(table.name).spec.shards)
+            if self.merges:  # or of those that there were before they were merged
+                table.shard = table.shards_of(FINEST * table.spec.shards)
             most = [table.before(n, math.inf) if n in self.done else table.issued[n] for n in self.authors]
             rows = client.pull(table.name, table.keys).reshape(len(table.keys), -1)
             table.check("the end", table.keys, rows, table.acknowledged, most)

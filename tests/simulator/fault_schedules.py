@@ -172,6 +172,7 @@ def count_ops(
     deletions: float = 0.0,
     partitions: bool = False,
     splits: bool = False,
+    merges: bool = False,
 ) -> None:
     """The default scenario: trainers and clients push and pull, and every op is accounted for."""
     draw = random.Random(f"work {schedule.seed}")
@@ -181,14 +182,16 @@ def count_ops(
         rows, shards = draw.choice(((None, 1), (None, 2), (None, 4), (9, 1), (9, 3)))
         aggregate = "sum" if schedule.staleness == 0 and draw.random() < 0.4 else None
         ack = draw.choice(("copies", "copies", "copies", "memory"))
-        ack = "copies" if functions or deletions or splits else ack  # because `Losses` knows of pushes to shards only
+        ack = (
+            "copies" if functions or deletions or splits or merges else ack
+        )  # because `Losses` knows of pushes to shards only
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
         placed = partition_for(schedule.seed, name, rows) if partitions else None
         spec = sim.table(name, schedule.trainers + clients, partition=placed, **made)
         specs.append(spec)
     common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions
     expected = ExpectedContents(*common, deletions, DeletingTable) if deletions else ExpectedContents(*common)
-    expected.splits = splits
+    expected.splits, expected.merges = splits or merges, merges
     for function in (*(FUNCTIONS if functions else ()), *([delete_listed] if deletions else ())):
         sim.register(function)
     skipping = draw.random() < 0.5

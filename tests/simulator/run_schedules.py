@@ -3,7 +3,8 @@
 Kinds of schedules: *faults* accounts for every op; *checkpoints* also takes and restores checkpoints; in *scaling*
 servers come and go, and tables are made; *functions* is as *faults*, and half of the changes are calls of functions;
 in *deletions* rows go, too, with and without checkpoints; in *ahead* trainers are given rows that were pulled ahead; in
-*forgetting* rows go by themselves, and wait for their admission.
+*forgetting* rows go by themselves, and wait for their admission; in *takeovers* schedulers die, and the controllers of
+others take over.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from deletion_schedules import check_deletions
 from fault_schedules import check_functions, check_schedule, problem_of
 from forgetting_schedules import check_forgetting
 from scaling_schedules import check_scaling
+from takeover_schedules import check_takeovers
 
 KINDS = {
     "faults": check_schedule,
@@ -31,9 +33,10 @@ KINDS = {
     "deletions": check_deletions,
     "ahead": check_ahead,
     "forgetting": check_forgetting,
+    "takeovers": check_takeovers,
 }
 EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2, "deletions": 3, "ahead": 2}
-EVERY |= {"forgetting": 2}  # one seed in so many
+EVERY |= {"forgetting": 2, "takeovers": 1}  # one seed in so many
 CHUNK_SCHEDULES = 20  # that a process is given at a time
 
 

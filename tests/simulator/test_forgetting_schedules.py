@@ -59,9 +59,12 @@ WRONG = {
 }  # fmt: skip
 
 
+RARE = 142  # the first schedule that shows "a row goes on the primary alone"; the others show in one of the first 20
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_variants_are_caught(monkeypatch, wrong):
-    assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, range(240))
+    assert_caught(monkeypatch, [WRONG[wrong]], check_forgetting, [RARE, *range(240)])
 
 
 WRONG_FOR_READERS = {

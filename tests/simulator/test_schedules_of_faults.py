@@ -22,6 +22,7 @@ from dps.engine.client.session import ClientSession
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.liveness import Liveness
 from dps.engine.server.dumps import Dumps
+from dps.engine.server.heartbeat import Heartbeat
 from dps.engine.server.replicas import FeedsOfJoiner, JoinerFeed
 from dps.engine.server.replication import Relay
 from dps.engine.server.requests import ServerRole
@@ -500,7 +501,7 @@ WRONG = {
     "a dump leaves out the ledger": [
         (Joining, "add", "Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))", "Ledger()")
     ],
-    "pulls need no lease": [(ServerRole, "holds_lease", "self.endpoint.now() <= self.heartbeat.lease_until", "True")],
+    "pulls need no lease": [(Heartbeat, "holds_lease", "now <= self.lease_until", "True")],
     "failed requests are sent again in any order": [
         (ClientSession, "_resend", "pending for pending, _ in failed", "pending for pending, _ in reversed(failed)")
     ],

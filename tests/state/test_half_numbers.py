@@ -86,16 +86,15 @@ def test_any_number_is_rounded_to_the_nearest(x, dtype):
     np.testing.assert_array_equal(narrowed(np.array([x]), dtype).astype(np.float64), [nearest(x, dtype)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("(size + 0xFFF + (size >> 13 & 1)) >> 13", "size >> 13"),  # truncation
-        pytest.param(
-            "size + 0xFFF + (size >> 13 & 1)", "size + 0x1000", marks=pytest.mark.thorough
-        ),  # ties away from zero
-        pytest.param("bits -= fabs((double)near) > fabs(x);", "", marks=pytest.mark.thorough),
-        pytest.param("bits |= (double)near != x && x == x;", "", marks=pytest.mark.thorough),  # rounds twice
-        pytest.param("? tiny : normal;", "? 0 : normal;", marks=pytest.mark.thorough),  # no subnormal numbers
+        ("size + 0xFFF + (size >> 13 & 1)", "size + 0x1000"),  # ties away from zero
+        ("bits -= fabs((double)near) > fabs(x);", ""),
+        ("bits |= (double)near != x && x == x;", ""),  # rounds twice
+        ("? tiny : normal;", "? 0 : normal;"),  # no subnormal numbers
     ],
 )
 def test_wrong_rounding_is_caught(old, new):
@@ -144,6 +143,7 @@ def test_rows_are_stepped_in_float32_and_rounded_once(dtype, optimizer):
     assert steps_agree(dtype, optimizer)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("optimizer", "file", "old", "new"),
     [
@@ -153,14 +153,13 @@ def test_rows_are_stepped_in_float32_and_rounded_once(dtype, optimizer):
             "memcpy(row + n * bytes + 2 * dim, wide + n * width + dim, state)",
             "memcpy(row + n * bytes + 2 * dim, wide + n * width + dim, state // 2)",
         ),
-        pytest.param(
+        (
             dps.Adam(0.1),
             "optimizers.pyx",
             "cdef int64_t state = 4 * (width - dim)",
             "cdef int64_t state = 2 * (width - dim)",
-            marks=pytest.mark.thorough,
         ),
-        pytest.param(dps.Add(), "halves.h", "0xFFF + (size >> 13 & 1)", "0", marks=pytest.mark.thorough),
+        (dps.Add(), "halves.h", "0xFFF + (size >> 13 & 1)", "0"),
     ],
 )
 def test_a_wrong_step_is_caught(optimizer, file, old, new):

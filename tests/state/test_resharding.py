@@ -196,7 +196,7 @@ def test_a_split_that_cannot_be_is_refused(spec, shards, text):
 
 WRONG = {
     "parts have all rows": ("_divided", "mine = slice(", "mine = slice(0 * "),
-    "the ledger is lost": ("step", "mine + ledger", "mine + [each[:0] if each.ndim == 2 else each for each in ledger]"),
+    "the ledger is lost": ("step", "times).to_arrays()", "times).to_arrays() | {'last': np.zeros((0, 4), np.int64)}"),
     "rows change places": ("_divided", "else grouping.order[mine]", "else grouping.order[mine][::-1]"),
     "sums stay behind": ("_sums", "yield [array[which] for array in arrays]", "yield [array[:0] for array in arrays]"),
     "the clock begins anew": ("_begin", '{**meta, "rows": room}', '{**meta, "rows": room, "clock": 0}'),

@@ -48,7 +48,7 @@ def files_are_closed(monkeypatch) -> Iterator[None]:
 
 def spilling(spec: TableSpec, segment_bytes: int = 512) -> KeyedShard:
     shard = KeyedShard(spec, 0)
-    FILES.append(DiskRows(None, shard.width, spec.dtype, shard.index.bits, "rows of shard 0", segment_bytes))
+    FILES.append(DiskRows(None, shard.width, spec.dtype, shard.index.salt, "rows of shard 0", segment_bytes))
     shard.spill = Spill(shard, FILES[-1])
     return shard
 

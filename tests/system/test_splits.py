@@ -106,6 +106,43 @@ def test_a_split_that_does_not_fit_the_memory_of_a_server_is_refused() -> None:
     ):
         w = ps.table("w", rows=500_000, shards=2)
         w.push(np.arange(9), np.ones(9))
-        with pytest.raises(LimitError, match="as many more while they are split"):
+        with pytest.raises(LimitError, match="as many more while they are cut anew"):
             ps.split(w)
         assert w[np.arange(9)].tolist() == [1.0] * 9
+
+
+def push_and_count(trainer, partitions):
+    """Add one to all keys at each clock, and to a key of each clock alone."""
+    for _ in trainer.iterate([np.zeros(1)], epochs=CLOCKS):
+        trainer.push("w", np.arange(KEYS), np.ones((KEYS, 4), np.int64))
+        trainer.push("w", [KEYS + trainer.clock], np.ones((1, 4), np.int64))
+        answer = trainer.push_pull("rows", slice(None), np.ones(300, np.int64))
+        assert answer.min() > trainer.clock
+    return trainer.clock
+
+
+@pytest.mark.processes
+def test_each_push_counts_once_while_tables_are_merged_and_a_server_is_killed() -> None:
+    with (
+        dps.LocalCluster(servers=3, trainers=2) as cluster,
+        dps.ParameterServer(cluster, servers=3, copies=2) as ps,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        ps.table("w", dim=4, dtype="int64", shards=16)
+        ps.table("rows", rows=300, dtype="int64", shards=12)
+        run = pool.submit(ps.run, push_and_count, [0, 1], staleness=0)
+        wait_until(lambda: any(r.minimum >= 3 for r in ps.status().runs), 60)
+        assert ps.merge("w").spec.shards == 8
+        assert ps.merge("rows", 3).spec.shards == 3
+        victim = pids_of(ps)[0][0]
+        threading.Timer(0.05, lambda: os.kill(victim, signal.SIGKILL)).start()
+        assert ps.merge("w", 2).spec.shards == 2
+        assert run.result(120) == [CLOCKS, CLOCKS]
+        client = ps.client()
+        assert (client.pull("w", np.arange(KEYS)) == 2 * CLOCKS).all()
+        assert (client.pull("w", np.arange(KEYS, KEYS + CLOCKS)) == 2).all()
+        assert (client.pull("rows") == 2 * CLOCKS).all()
+        wait_until_copies_are_equal(ps, "w")
+        wait_until_copies_are_equal(ps, "rows")
+        assert len(ps.status().tables["w"].chains) == 2
+        assert any("was merged into 2 shards" in str(event) for event in cluster_events(ps))

@@ -53,7 +53,7 @@ class FakeEndpoint:
 
 class FakeLink:
     def __init__(self):
-        self.open, self.sent = True, []
+        self.open, self.refused, self.sent = True, False, []
 
     def send(self, header, buffers=()):
         assert header.body == sum(len(piece) for piece in buffers)

@@ -98,7 +98,7 @@ def test_a_trainer_whose_worker_lives_waits_for_a_thread_after_its_data_was_lost
     wait_until(lambda: part.cancelled() and other.cancelled())
     seat = TrainerTask(0, (second, "before"), [0], [part])
     seat.future = other  # cancelled, as Dask leaves the task that lacked its data
-    tasks = Tasks(client, None, Threads(second), [seat])
+    tasks = Tasks(client, None, Threads(second), [seat], lambda: None)
     submitted = []
     monkeypatch.setattr(Tasks, "_submit", lambda self, seat: submitted.append(seat.key))
     monkeypatch.setattr(

@@ -465,7 +465,7 @@ def test_what_cannot_be_run(ps, monkeypatch):
         ps.run(slowly, rows(1), run=run, reassign=True)
     with pytest.raises(InputError, match="up to 4096 partitions, not of 4097: repartition"):
         ps.connection.call("start_run", trainers=1, staleness=0, partitions=[list(range(4097))], reassign=True)
-    monkeypatch.setattr("dps.engine.driver.parameter_server.is_spark", lambda data: True)
+    monkeypatch.setattr("dps.engine.driver.running.is_spark", lambda data: True)
     with pytest.raises(InputError, match="is for Dask data"):
         ps.run(slowly, rows(1), reassign=True)
 

@@ -17,6 +17,7 @@ from dps.engine.wire.messages import (
     Description,
     FullServers,
     FunctionCall,
+    InterruptedRun,
     Join,
     Joined,
     LeasableBatches,
@@ -65,8 +66,10 @@ MESSAGES = [
     Route(7, {0: ("here", 1)}, [Located({"name": "w"}, [0])], "restore it"),
     Join(1, 0, None),
     Join(1, 2, 3, "worker", 4),
+    Join(1, 2, 3, "worker", 4, attempt=1, clock=17),
     Joined(clock=5, staleness=None, trainers=3, origin=9, attempt=0, incarnation=1),
     Joined(clock=5, staleness=2.0, trainers=3, origin=9, attempt=0, incarnation=1, portions=12),
+    Joined(clock=5, staleness=2.0, trainers=3, origin=9, attempt=2, incarnation=1, warm_start=3, grace=600.0),
     SPENT,
     Leave(SPENT),
     Leave(SPENT, "ValueError: x", {"clocks": 1}),
@@ -87,7 +90,7 @@ MESSAGES = [
 # Messages that are no bodies of frames by themselves, and so are not encoded as these.
 OF_FUNCTIONS = {FunctionCall, PartAnswer}  # see test_function_messages.py
 OF_DRIVERS = {AdaptRule, CheckpointOptions, CheckpointSchedule, DescribedServer, DescribedTable, Description}
-OF_DRIVERS |= {RestoreAnswer, RestoreRequest, SavedRun}  # see tests/controller/test_verbs_of_drivers.py
+OF_DRIVERS |= {InterruptedRun, RestoreAnswer, RestoreRequest, SavedRun}  # see tests/controller/test_verbs_of_drivers.py
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -38,7 +38,7 @@ REPLICATES |= {F.RULE_ROWS | F.ANSWER, F.RULE_ROWS | F.RANGE | F.ANSWER}
 REPLICATES |= {F.RULE_ROWS | F.MORE, F.RULE_ROWS | F.RANGE | F.MORE}
 REPLICATES |= {F.MORE | rule | F.ANSWER * a for rule in (0, F.RULE_ADD, F.RULE_ROWS) for a in (0, 1)}
 FROM_TRAINERS = (F.ROUTE, F.JOIN, F.TICK, F.COLLECT, F.LEAVE, F.RESERVE, F.PEEK, F.LEASE, F.ORIGIN)
-FROM_SERVERS = (F.SERVE, F.BEAT, F.CAUGHT_UP, F.STEPPED_DOWN, F.SUSPECT, F.FAILED)
+FROM_SERVERS = (F.SERVE, F.BEAT, F.CAUGHT_UP, F.STEPPED_DOWN, F.SUSPECT, F.FAILED, F.RECORDED)
 MAY = {
     ("server", CLIENT): {
         F.PULL: PULLS,
@@ -50,9 +50,9 @@ MAY = {
         F.GONE: {0},
         F.STATUS: {0},
     },
-    ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}},
+    ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}, F.GRANT: {0}},
     ("controller", CLIENT): {kind: {0} for kind in FROM_TRAINERS},
-    ("controller", SERVER): {kind: {0} for kind in FROM_SERVERS},
+    ("controller", SERVER): {**{kind: {0} for kind in FROM_SERVERS}, F.BEAT: {0, F.CONTROL}},
     ("trainer", CLIENT): {F.RING: {0, F.CONTROL}, F.RING_RESULT: {0}},
 }
 TABLES = {"server": TO_SERVER, "controller": TO_CONTROLLER, "trainer": TO_TRAINER}
@@ -73,7 +73,7 @@ def test_a_right_without_a_handler_is_a_mistake() -> None:
 
 
 def test_a_refusal_names_roles_and_flags() -> None:
-    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.GONE, F.STATUS, F.REPLICATE, F.DUMP
+    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.GONE, F.STATUS, F.REPLICATE, F.DUMP, F.GRANT
     handlers = rights.guarded(TO_SERVER, dict.fromkeys(kinds, id))
 
     class Peer:
@@ -198,7 +198,8 @@ def test_a_server_takes_what_the_table_allows(servers, role: str, session: str, 
                 assert raw.frame()[0].kind == F.WELCOME
                 header, body = raw.frame()
                 words = "" if header.kind == F.OK else str(frames.decode_error(body))
-                assert kind in (F.STATUS, F.ABORT) if not words else "no table number 77" in words
+                wrong = "no table number 77" if kind != F.GRANT else "is no JSON"
+                assert kind in (F.STATUS, F.ABORT) if not words else wrong in words
 
 
 def test_one_push_does_not_shut_out_all_clients(servers, caplog) -> None:

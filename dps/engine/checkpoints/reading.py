@@ -169,7 +169,7 @@ class Origins(NamedTuple):
         renumbered = np.where(of_run[:, None], last * [1, 0, 1, 1] + [self.to - self.first, 0, 0, 0], last)  # attempt 0
         changes = {"last": renumbered[of_run | self.known]}
         if not self.known:
-            changes["retired"] = np.zeros((0, 2), np.int64)
+            changes |= {"retired": np.zeros((0, 2), np.int64), "apart": np.zeros((0, 4), np.int64)}
         ledger = Ledger.from_arrays({**saved, **changes})
         if self.known:
             for first, count in ((self.first, self.trainers), *self.ended):
@@ -253,7 +253,7 @@ def merged_ledger(ledgers: Sequence[dict[str, np.ndarray]], whole: bool) -> dict
     for ledger in ledgers:
         for first, end in ledger["retired"].tolist():
             merged.retire(first, end - first)
-    return {**ledgers[0], **merged.to_arrays()}
+    return {**ledgers[0], "apart": np.zeros((0, 4), np.int64), **merged.to_arrays()}
 
 
 def fill_all(

@@ -62,6 +62,7 @@ def status(where: Where) -> Answer:
     notes = [f"last checkpoint: {last.name}, {last.rows:,} rows"] if last else []
     notes += [f"the last checkpoint failed: {error}"] if error else []
     notes += [answer.adapt.text] if answer.adapt else []
+    notes += [answer.rebalancing.text] if answer.rebalancing and answer.rebalancing.text else []
     notes += [machine_text(host) for host in answer.hosts if host.overloaded][:MAX_MACHINES]
     notes += [f"{time_text(when)}  {event}" for when, event in answer.news[-MAX_NEWS:]]
     data = {"scheduler": scheduler, **answer.to_dict()}

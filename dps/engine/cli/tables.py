@@ -1,4 +1,4 @@
-"""Commands about tables: tables, split, checkpoint, restore, export."""
+"""Commands about tables: tables, split, merge, rebalance, checkpoint, restore, export."""
 
 from __future__ import annotations
 
@@ -103,6 +103,32 @@ def split(where: Where, table: str, shards: int | None) -> Answer:
 
 @command
 @click.argument("table")
+@click.option("--shards", type=click.IntRange(1), help="How many it is to have  [default: half as many]")
+@click.option("--timeout", type=click.FloatRange(0), help="Seconds that shards may move before  [default: 600]")
+def merge(where: Where, table: str, shards: int | None, timeout: float | None) -> Answer:
+    """Cut a table into fewer shards.
+
+    Training goes on; pulls and pushes of the table wait while its rows are put together.
+    """
+    with attached(where) as ps:
+        count = ps.merge(table, shards, timeout=timeout).spec.shards
+    return Answer({"table": table, "shards": count}, [f"table {table}: {count} shards"])
+
+
+@command
+@click.option("--timeout", type=click.FloatRange(0), help="Seconds that it may take  [default: dps.timeouts.request]")
+def rebalance(where: Where, timeout: float | None) -> Answer:
+    """Even the measured load of the servers out.
+
+    Shards move, and a table with a hot shard is split, while training goes on.
+    """
+    with attached(where) as ps:
+        report = ps.rebalance(timeout=timeout)
+    return Answer(report.to_dict(), str(report).splitlines())
+
+
+@command
+@click.argument("table")
 @click.argument("path")
 @click.option("--from", "url", metavar="URL", help="Read a checkpoint in this folder; needs no cluster")
 @click.option("--checkpoint", metavar="NAME", help="Which one  [default: the newest that is whole]")
@@ -140,4 +166,4 @@ def write(values: pd.DataFrame | tuple[np.ndarray, np.ndarray] | np.ndarray, pat
             values.to_csv(file, index_label="key")
 
 
-COMMANDS = [tables, split, checkpoint, restore, export]
+COMMANDS = [tables, split, merge, rebalance, checkpoint, restore, export]

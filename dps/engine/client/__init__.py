@@ -12,6 +12,7 @@ inputs      keys and values as users have them, as int64 keys and rows of the ta
 byte_rows   bytes of a fixed width as rows of uint8, and back
 plain       the plain way of a call whose caller waits: one compiled step
 requests    a table by its route; calls prepared, and what is wrong with them
+route_changes  what servers have lost by a new route; and whether the controller is to be asked for it
 functions   calls of functions on the servers: prepared on all, then committed
 session     connections and routes; requests in order, and again where a server has failed
 origin      under which number ops reach the servers, and the place of the next op

@@ -47,6 +47,7 @@ from dps.errors import (
     DPSError,
     InputError,
     LimitError,
+    StoppedError,
     UnknownFunctionError,
     UnknownTableError,
 )
@@ -98,16 +99,28 @@ class Running:
     error: DPSError | None = None  # the error that ended the call
 
     def reshard(self, route: TableRoute) -> None:
-        """Go on where the table is cut into more shards by now. A result that is here stands for all parts of its
-        shard, in the place of the first one."""
+        """Go on where the table is cut into other shards by now. A result that is here stands for all parts of its
+        shard, in the place of the first one. Where shards were merged, one that only reads begins anew."""
         spec, named = route.spec, self.named
         times = spec.shards // self.route.spec.shards
         keyed_range = None if spec.rows is None else slice(named.start, named.stop)
         self.named = cut(spec, keyed_range if named.keys is None else named.keys)
+        if times == 0:
+            self._begin_anew(len(named.shards))
+            return
         here = {n * times for n in named.shards if n not in self.asked}
         self.values = {n * times: value for n, value in self.values.items() if n not in self.asked}
         self.asked = {n for n in self.named.shards if n // times in self.asked}
         self.named.shards = sorted(self.asked | here)
+
+    def _begin_anew(self, shards: int) -> None:
+        done = shards - len(self.asked)
+        if done and self.function.changes:
+            raise StoppedError(
+                f"function {self.function.name!r} has changed rows in {done} of {shards} shards of table "
+                f"{self.route.spec.name!r}, which was merged meanwhile: look at the rows before you call it again"
+            )
+        self.values, self.asked = {}, set(self.named.shards)
 
 
 class SentFunction(SentCall):

@@ -7,6 +7,7 @@ an error says what is wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -21,16 +22,17 @@ from dps.engine.client.verbs import Keys
 from dps.engine.core.blocks import empty
 from dps.engine.core.requests import call as core
 from dps.engine.core.requests.form import Form
+from dps.engine.core.requests.part import Part
 from dps.engine.state.custom import Custom
 from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.engine.state.partition import group, shard_bits
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, encode_header
-from dps.errors import InputError
+from dps.errors import DataLostError, InputError
 
 __all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_born", "prepared_deletion", "prepared_pull"]
-__all__ += ["prepared_push"]
+__all__ += ["lost_rows", "prepared_push", "same_rows"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
@@ -44,7 +46,7 @@ class TableRoute:
 
     def __init__(self, spec: TableSpec, owners: list[int], ancestors: Iterable[int] = ()):
         self.spec = spec
-        self.ancestors = frozenset(ancestors)  # the numbers that it had before it was split
+        self.ancestors = frozenset(ancestors)  # the numbers that it had before it was split or merged
         cuts = [0, *(n for n in range(1, len(owners)) if owners[n] != owners[n - 1]), len(owners)]
         self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
         kind, bits = np.dtype(spec.dtype).num, 0 if spec.rows else shard_bits(spec.shards)
@@ -58,6 +60,14 @@ class TableRoute:
     def form_of(self, dim: int) -> Form:
         """The form of rows with so many columns."""
         return self.form if dim == self.spec.dim else self.wide_form
+
+    def has_moved(self, server: int, owners: list[int]) -> bool:
+        """Whether a shard that the server had by this route is not its own any more."""
+        return any(owner == server and {*owners[first:end]} != {server} for owner, first, end in self.runs)
+
+    def merges(self, part: Part) -> bool:
+        """Whether the shards to which a part of a push was sent have been merged since."""
+        return part.pushes and part.table in self.ancestors and self.spec.shards < part.table_shards
 
 
 class TableTerms:
@@ -245,6 +255,25 @@ def named(route: TableRoute, keys: Keys) -> tuple[np.ndarray | slice, tuple[int,
         raise InputError(f"table {spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
     stop = max(start, stop)
     return slice(start, stop), (stop - start,)
+
+
+def lost_rows(spec: TableSpec, part: Part, remedy: str) -> DataLostError:
+    """The error for rows whose last copy is gone."""
+    keys, (first, end) = part.keys, part.shards
+    if keys is None:
+        what = f"rows {part.span[0]} to {part.span[1] - 1}"
+    else:
+        shown = ", ".join(map(str, keys[:5].tolist())) + (", ..." if len(keys) > 5 else "")
+        what = f"{len(keys)} keys ({shown})"
+    return DataLostError(
+        f"table {spec.name!r}: the last copy of shards {first} to {end - 1} is gone, and with it {what}; {remedy}"
+    )
+
+
+def same_rows(one: TableSpec, other: TableSpec) -> bool:
+    """Whether two tables differ at most in their numbers, salts, copies and shards."""
+    same = dataclasses.replace(one, id=other.id, salt=other.salt, copies=other.copies, shards=other.shards)
+    return same == other
 
 
 def weight_of(spec: TableSpec, rows: object, clocked: bool) -> int:

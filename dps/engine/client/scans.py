@@ -9,7 +9,9 @@ shard before the present one is looked at, so that servers work while answers tr
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -90,35 +92,50 @@ class RangeScan(NamedTuple):
 NO_KEYS = np.empty(0, np.int64)
 
 
+class Within(NamedTuple):
+    """A shard, where the table was cut into so many."""
+
+    shards: int
+    shard: int
+
+    def own(self, piece: Piece, spec: TableSpec) -> Piece:
+        """The rows of a piece whose keys lie in this shard."""
+        cells = spec.partition.cells(self.shards)
+        grouping = group(np.ascontiguousarray(piece[0]), 0, self.shards, cells=cells)
+        mine = slice(*grouping.starts[self.shard : self.shard + 2])
+        which = mine if grouping.order is None else grouping.order[mine]
+        return piece[0][which], piece[1][which] if len(piece[1]) else piece[1]
+
+
 class Asked(NamedTuple):
     """A piece of a shard that was asked for; without a request where its server was not reached."""
 
     shard: int
     rank: int
     request: Request | None
+    within: Within | None = None  # only its keys are wanted, because the table was merged since the scan began
 
 
 def parts_of(waiting: Iterable[Asked], old: TableSpec, spec: TableSpec) -> collections.deque[Asked]:
-    """What is to be asked for in place of `waiting`, where the table is cut into more shards by now.
+    """The pieces that a client asks for in place of `waiting`, because the table is cut into other shards by now.
 
-    The first bits of a rank say which part of a shard comes next, because ranks are hashes without the bits that name
-    the shard. Where a partition places the keys, ranks are whole hashes.
+    Keys keep their ranks, because the table keeps its salt. So each part goes on where the shard stopped; and so does
+    the scan of each of the shards that were merged.
 
-    >>> old, spec = TableSpec("w", shards=2), TableSpec("w", shards=4)
-    >>> [(each.shard, each.rank) for each in parts_of([Asked(1, 1 << 62, None)], old, spec)]
-    [(3, 0)]
+    >>> two, four = TableSpec("w", shards=2), TableSpec("w", shards=4)
+    >>> [(each.shard, each.rank) for each in parts_of([Asked(1, 99, None)], two, four)]
+    [(2, 99), (3, 99)]
+    >>> parts_of([Asked(3, 99, None)], four, two)
+    deque([Asked(shard=1, rank=99, request=None, within=Within(shards=4, shard=3))])
     """
-    times, parts = spec.shards // old.shards, collections.deque[Asked]()
-    bits = times.bit_length() - 1
-    for shard, rank, _ in waiting:
-        place = rank - BEGIN
-        for n in range(times):
-            if rank == BEGIN or spec.cells is not None:
-                parts.append(Asked(shard * times + n, rank, None))
-            elif n >= place >> (64 - bits):
-                first = (place << bits) % (1 << 64) if n == place >> (64 - bits) else 0
-                parts.append(Asked(shard * times + n, BEGIN + first, None))
-    return parts
+    found: collections.deque[Asked] = collections.deque()
+    for shard, rank, _, within in waiting:
+        if within is None or within.shards < old.shards:
+            within = Within(old.shards, shard)
+        first, end = (n * spec.shards / within.shards for n in (within.shard, within.shard + 1))
+        is_part = spec.shards >= within.shards  # all keys of the shards are wanted
+        found += [Asked(n, rank, None, None if is_part else within) for n in range(int(first), math.ceil(end))]
+    return found
 
 
 class SentScan(SentCall):
@@ -146,11 +163,9 @@ class Scans:
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
-        numbers = scan.shards if shard is None else [shard]
-        if shard is not None and shards and scan.spec.shards % shards == 0:
-            times = scan.spec.shards // shards
-            numbers = list(range(shard * times, (shard + 1) * times))
-        waiting = collections.deque(Asked(n, BEGIN, None) for n in numbers)
+        waiting = collections.deque(Asked(n, BEGIN, None) for n in (scan.shards if shard is None else [shard]))
+        if shard is not None and shards:
+            waiting = parts_of(waiting, dataclasses.replace(scan.spec, shards=shards), scan.spec)
         while waiting:
             asked = waiting.popleft()
             with session.lock:
@@ -164,7 +179,7 @@ class Scans:
                 finally:
                     session.meter.lap("pull", session.now())
             if rank != BEGIN:
-                waiting.appendleft(Asked(asked.shard, rank, None))
+                waiting.appendleft(asked._replace(rank=rank, request=None))
             if len(keys):
                 yield keys
 
@@ -204,7 +219,7 @@ class Scans:
                         continue
                     call.waiting.popleft()
                     if rank != BEGIN:
-                        call.waiting.append(self._ask(call.scan, asked.shard, rank))
+                        call.waiting.append(self._ask(call.scan, asked.shard, rank, asked.within))
                     call.found.append(piece)
             finally:
                 session.meter.lap(call.verb, session.now())
@@ -214,11 +229,11 @@ class Scans:
     def _send(self, scan: RangeScan, shards: list[int]) -> SentScan:
         return SentScan(self, scan, [self._ask(scan, shard, BEGIN) for shard in shards])
 
-    def _ask(self, scan: RangeScan, shard: int, rank: int) -> Asked:
+    def _ask(self, scan: RangeScan, shard: int, rank: int, within: Within | None = None) -> Asked:
         try:
-            return Asked(shard, rank, self._sent(scan, shard, rank))
+            return Asked(shard, rank, self._sent(scan, shard, rank), within)
         except (ReshardedError, *RETRIED):
-            return Asked(shard, rank, None)
+            return Asked(shard, rank, None, within)
 
     def _sent(self, scan: RangeScan, shard: int, rank: int) -> Request:
         session, spec = self._session, scan.spec
@@ -237,4 +252,5 @@ class Scans:
         if BEGIN != answer.rest <= asked.rank:  # else a scan would not end
             raise ProtocolError(f"a piece of a scan from rank {asked.rank} on ends at rank {answer.rest}")
         session.meter.counted(True, answer.rows)
-        return scan.read(body, answer.rows), answer.rest
+        piece = scan.read(body, answer.rows)
+        return piece if asked.within is None else asked.within.own(piece, scan.spec), answer.rest

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,8 @@ from typing import TypeVar
 from dps import config
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
-from dps.engine.client.requests import Prepared, TableRoute, TableTerms
+from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
+from dps.engine.client.route_changes import refused_by_leases, was_replaced
 from dps.engine.client.ticket import SentCall, Ticket
 from dps.engine.core.blocks import limit_kept
 from dps.engine.core.requests.call import LAST_NUMBER, Call
@@ -44,6 +44,7 @@ from dps.engine.wire.headers import RouteAnswer, RouteRequest
 from dps.engine.wire.messages import Route, decode
 from dps.engine.wire.once import Once
 from dps.errors import (
+    AccessDeniedError,
     ClosedError,
     ControllerGoneError,
     DataLostError,
@@ -63,12 +64,10 @@ RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
 BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
 DOUBT_SECONDS = 0.5  # that a server may keep a caller waiting before the session asks the controller about it
+LEASE_TRIES = (
+    12  # requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route
+)
 MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
-
-
-def same_rows(one: TableSpec, other: TableSpec) -> bool:
-    """Whether two tables differ at most in their numbers, copies and shards."""
-    return dataclasses.replace(one, id=other.id, copies=other.copies, shards=other.shards) == other
 
 
 def proceed() -> None:
@@ -131,6 +130,7 @@ class ClientSession:
         self._failed: list[SentCall] = []  # a push among them that failed
         self._most_open = config.count("limits.in-flight")
         self._insisting = config.seconds("connect")
+        self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
         self._setbacks = 0  # recoveries since a call last went through
 
     def __del__(self) -> None:
@@ -253,7 +253,7 @@ class ClientSession:
         server = route.runs[part.run][0]
         try:
             if server < 0:
-                raise self._lost(route.spec, part)
+                raise lost_rows(route.spec, part, self.remedy)
             return self.channel(server).post(part)
         except (DataLostError, *RETRIED) as error:
             return Request.failed(error, part)
@@ -326,9 +326,11 @@ class ClientSession:
                 self._await_all(deadline)
                 if self._setbacks:
                     self.sleep(min(BACK_OFF_SECONDS[0] * 2**self._setbacks, BACK_OFF_SECONDS[1]))
+                asked = self.now()
+                self._refresh_route()
+                deadline += self.now() - asked if self.grace else 0.0  # for which there was no controller
                 self._channels = {n: channel for n, channel in self._channels.items() if not channel.closed}
                 self._unreached.clear()
-                self.fetch_route()
                 failed = [(p, n) for p in self._open for n, request in enumerate(p.requests) if self._retried(request)]
                 if not failed:
                     return
@@ -343,6 +345,17 @@ class ClientSession:
                     return
         finally:
             self.meter.held = held + self.now() - began
+
+    def _refresh_route(self) -> None:
+        """Ask the controller for the route, unless it is not needed.
+
+        Servers whose leases are over ask each other whether they may go on, and the controller is perhaps not there to
+        be asked. So they are asked again some times before the controller, which is not insisted on then.
+        """
+        if not refused_by_leases([r for pending in self._open for r in pending.requests if self._retried(r)]):
+            self.fetch_route()
+        elif self._setbacks >= LEASE_TRIES and (answer := self._ask_once()):
+            self._take_route(answer)
 
     def _retried(self, request: Request) -> bool:
         """Whether a request failed for a reason that may be gone."""
@@ -394,7 +407,9 @@ class ClientSession:
                 if others and others[0] is not part:  # because the first part of the op carries all of them
                     continue
                 self._used[route.spec.id] = route.spec  # it may have an heir in its turn
-                fresh = [self.dispatch(route, each) for each in part.again(route.form_of(part.dim), others)]
+                form = route.form_of(part.dim)
+                again = part.whole(form) if route.merges(part) else part.again(form, others)
+                fresh = [self.dispatch(route, each) for each in again]
                 requests += fresh
                 self.meter.resent += len(fresh)
                 if any(map(self._retried, fresh)):
@@ -406,28 +421,18 @@ class ClientSession:
     def _others(self, pending: SentCall, request: Request, route: TableRoute | None) -> list[Part] | None:
         """The parts of the same op that are sent again together, the first one first; none, if each goes by itself.
 
-        Where a table was restored with fewer shards, one shard may get several parts of an op, and would take the
-        second for a repeat. So they become one part; None, if some were answered by the old table, or were cut anew.
+        Where a table has fewer shards, one shard may get several parts of an op, and would take the second for a
+        repeat. So they become one part; None, if the table was restored, and some were answered by the old one or were
+        cut anew. A table that was merged knows what was answered, and is sent the whole op again.
         """
         part = request.call_part
         if route is None or not part.pushes or route.spec.shards % part.table_shards == 0:
             return []
         mates = [each for each in pending.requests if each.call_part.pushes and each.call_part.op == part.op]
         parts = [each.call_part for each in mates]
+        if route.merges(part):
+            return [each.call_part for each in mates if self._retried(each)]
         return parts if all(map(self._retried, mates)) and all(each.call is part.call for each in parts) else None
-
-    def _lost(self, spec: TableSpec, part: Part) -> DataLostError:
-        """The error for rows whose last copy is gone."""
-        keys, (first, end) = part.keys, part.shards
-        if keys is None:
-            what = f"rows {part.span[0]} to {part.span[1] - 1}"
-        else:
-            shown = ", ".join(map(str, keys[:5].tolist())) + (", ..." if len(keys) > 5 else "")
-            what = f"{len(keys)} keys ({shown})"
-        return DataLostError(
-            f"table {spec.name!r}: the last copy of shards {first} to {end - 1} is gone, and with it {what}; "
-            f"{self.remedy}"
-        )
 
     # -- routes and connections
 
@@ -450,14 +455,14 @@ class ClientSession:
 
     def fetch_route(self) -> None:
         """Ask the controller which server has which shards (and, the first time, for an origin)."""
-        answer = self.ask_controller(RouteRequest(self.own.id).header())
-        assert answer.header is not None
-        if not self.own.id:
+        self._take_route(self.ask_controller(RouteRequest(self.own.id).header()))
+
+    def _take_route(self, answer: Request) -> None:
+        if not self.own.id and answer.header is not None:
             self.own.id = RouteAnswer.of(answer.header).origin
         known = decode(Route, answer.body)
         self.epoch, self.remedy, self._servers = known.epoch, known.remedy, known.servers
-        routes = [TableRoute(TableSpec.from_dict(t.spec), t.owners, t.ancestors) for t in known.tables]
-        self.know(routes)
+        self.know([TableRoute(TableSpec.from_dict(t.spec), t.owners, t.ancestors) for t in known.tables])
 
     def know(self, routes: list[TableRoute]) -> None:
         self._tables = {route.spec.name: route for route in routes}
@@ -470,36 +475,39 @@ class ClientSession:
         `asked` holds the time when the controller was asked last.
         """
         self.check()
-        now = self.now()
-        if now - asked[0] < DOUBT_SECONDS:
+        if self.now() - asked[0] < DOUBT_SECONDS:
             return
-        asked[0] = now
-        known = decode(Route, self.ask_controller(RouteRequest(self.own.id).header()).body)
-        owners = {table.spec["id"]: table.owners for table in known.tables}
-        owners |= {
-            number: [] for table in known.tables for number in table.ancestors
-        }  # no server has an old number, because its table was split
-        for table, route in self._by_id.items() if known.epoch != self.epoch else ():
-            for owner, first, end in route.runs if table in owners else ():
-                if owner == server and {*owners[table][first:end]} != {server}:
-                    raise MovedError(f"server {server} was replaced while it kept its caller waiting")
+        asked[0] = self.now()
+        gone = self._controller_channel is None or self._controller_channel.closed  # then the server may answer before
+        answer = self._ask_once() if gone else self.ask_controller(RouteRequest(self.own.id).header())
+        if answer is not None and was_replaced(server, self.epoch, self._by_id, decode(Route, answer.body)):
+            raise MovedError(f"server {server} was replaced while it kept its caller waiting")
+
+    def _ask_once(self) -> Request | None:
+        """The answer to the question for the route, if the controller is there and answers soon."""
+        with contextlib.suppress(AccessDeniedError, ControllerGoneError, RequestTimeoutError), self.lock:
+            return self.controller().ask(RouteRequest(self.own.id).header(), b"").result(self.now() + DOUBT_SECONDS)
+        return None
 
     def ask_controller(self, header: Header, body: bytes = b"") -> Request:
         """A request to the controller, once it is answered."""
-        deadline = self.now() + self.patience
         with self.lock:
-            return self.insist(lambda: self.controller().ask(header, body).result(deadline))
+            return self.insist(lambda: self.controller().ask(header, body).result(self.now() + self.patience))
 
     def insist(self, ask: Callable[[], T], known: bool = False) -> T:
-        """`ask()` the controller; again, for a while, where a connection that there was (or must be) has broken."""
-        until, pause = self.now() + self._insisting, BACK_OFF_SECONDS[0]
+        """`ask()` the controller; again, for a while, where a connection that there was (or must be) has broken.
+
+        With a grace, another scheduler may be there that has not taken over this parameter server yet, and refuses.
+        """
+        until, pause = self.now() + max(self._insisting, self.grace), BACK_OFF_SECONDS[0]
         while True:
             known = known or self._controller_channel is not None
             try:
                 return ask()
-            except ControllerGoneError:
+            except (AccessDeniedError, ControllerGoneError):  # one that takes over later does not know the secret yet
                 if self.closed or not known or self.now() > until:
                     raise
+            self.check()
             self.sleep(pause)
             pause = min(2 * pause, BACK_OFF_SECONDS[1])
 

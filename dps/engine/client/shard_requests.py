@@ -19,10 +19,10 @@ Body = bytes | bytearray | memoryview
 
 
 class ReshardedError(Exception):
-    """The table is cut into more shards by now, as `spec` says: ask these."""
+    """The table is cut into other shards by now, as `spec` says: ask these."""
 
     def __init__(self, spec: TableSpec):
-        super().__init__(f"table {spec.name!r} was split into {spec.shards} shards")
+        super().__init__(f"table {spec.name!r} is cut into {spec.shards} shards now")
         self.spec = spec
 
 

@@ -60,7 +60,8 @@ class Certificate:
     shards : dict
         Shard -> origin -> (clock, number).
     table_shards : int
-        How many shards the table had then, because it may be split.
+        How many shards the table had then, because it may be split; of one that was merged meanwhile, the number before
+        that, where these have different ops.
 
     Examples
     --------
@@ -80,13 +81,16 @@ class Certificate:
     @classmethod
     def read(cls, requests: list[Request]) -> Certificate:
         """From the answers to a certified pull, whose values are put where they belong."""
-        shards: dict[int, dict[int, tuple[int, int]]] = {}
-        most = max((request.call_part.table_shards for request in requests), default=0)
+        found: list[tuple[int, int, list[list[int]]]] = []  # number of a shard, of how many, its last ops
         for request in requests:
-            rows, times = request.call_part.fill(request.body), most // request.call_part.table_shards
-            for shard, ops in decode_json(bytes(request.body[rows:])).items():
-                last = {origin: (clock, number) for origin, clock, number in ops}
-                shards |= dict.fromkeys(range(int(shard) * times, (int(shard) + 1) * times), last)
+            rows, count = request.call_part.fill(request.body), request.call_part.table_shards
+            for shard, parts in decode_json(bytes(request.body[rows:])).items():
+                found += [(int(shard) * len(parts) + n, count * len(parts), ops) for n, ops in enumerate(parts)]
+        most = max((count for _, count, _ in found), default=0)
+        shards: dict[int, dict[int, tuple[int, int]]] = {}
+        for number, count, ops in found:
+            last = {origin: (clock, seq) for origin, clock, seq in ops}
+            shards |= dict.fromkeys(range(number * most // count, (number + 1) * most // count), last)
         return cls(shards, most)
 
 

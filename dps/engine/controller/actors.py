@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import math
+import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ from dps.engine.controller.procedures import TIMEOUT_SETTINGS
 from dps.engine.controller.server_procedures import ServerProcedures
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
+from dps.engine.controller.takeover_procedures import Reports, follow
+from dps.engine.coordination.journal import Ballot, Journal
 from dps.engine.daskapi.cordon import Cordon, client_of
 from dps.engine.daskapi.processes import VERSIONS_REQUEST, check_versions, own_security, own_version, version_in
 from dps.engine.wire.handshake import new_nonce
@@ -54,6 +58,10 @@ class ServerActors:
         Gives the workers of all servers in this cluster, once for each server.
     version : str, optional
         The driver's version of dps, for error messages.
+    first_table : int
+        Number of the first table that is made.
+    commit : callable, optional
+        Waits until what was decided is committed to the journal.
     """
 
     def __init__(
@@ -66,6 +74,8 @@ class ServerActors:
         in_endpoint: Callable[..., Awaitable[object]],
         others: Callable[[], list[str]],
         version: str | None = None,
+        first_table: int = 1,
+        commit: Callable[[], Awaitable[None]] | None = None,
     ):
         self.scheduler = scheduler
         self.membership = membership
@@ -79,11 +89,12 @@ class ServerActors:
         self._procedures = ServerProcedures(
             membership, self._workers, self._scaling, self.changing, key, clock, asyncio.current_task
         )
-        self.executor = Executor(in_endpoint, self.call_number, self.call_all)
-        numbers = itertools.count(1)
-        self.tables = TableProcedures(membership, self.up, self.changing, lambda: next(numbers))
+        self.executor = Executor(in_endpoint, self.call_number, self.call_all, commit)
+        numbers, salt = itertools.count(first_table), functools.partial(secrets.randbits, 63)
+        self.tables = TableProcedures(membership, self.up, self.changing, lambda: next(numbers), salt)
         self._functions = FunctionProcedures(membership, self.up, self.changing)
         self._maintenance: asyncio.Future | None = None
+        self._taking_up: set[int] = set()  # servers that have come back late
 
     def servers(self) -> list[ServerRecord]:
         return self._procedures.servers()
@@ -115,6 +126,26 @@ class ServerActors:
         """Start the first servers; from then on, keep as many as are wanted."""
         await self.executor.run(self._procedures.start(servers, timeout))
         self._maintenance = asyncio.ensure_future(self.executor.run(self._procedures.maintain()))
+
+    async def follow(self, reports: Reports, ballot: Ballot) -> Journal:
+        """Have the servers that were there before this controller follow it; the journal, with their newest record."""
+        return await self.executor.run(follow(self._procedures, reports, ballot))
+
+    async def resume(self, servers: int) -> None:
+        """The servers that were taken up are those of this session: keep as many from now on."""
+        await self.executor.run(self._procedures.resume(servers))
+        self._maintenance = asyncio.ensure_future(self.executor.run(self._procedures.maintain()))
+
+    async def take_up_late(self, number: int, worker: str, ballot: Ballot) -> None:
+        """Take up a server that has come back later than the others, or did not follow with them."""
+        if number not in self._taking_up:
+            self._taking_up.add(number)
+            try:
+                if self.membership.servers[number] not in self.up():
+                    await self.executor.run(self._procedures.take_up(number, worker, ballot))
+                await self.executor.run(self._procedures.bring(self.membership.servers[number]))
+            finally:
+                self._taking_up.discard(number)
 
     async def scale(self, servers: int) -> None:
         await self.executor.run(self._procedures.scale(servers))
@@ -194,7 +225,7 @@ class DaskWorkers:
         scheduler: DaskScheduler,
         cordon: Cordon,
         membership: Membership,
-        actor: type,
+        actor: Any,
         args: tuple[str, tuple[str, str], tuple[str, int]],
         others: Callable[[], list[str]],
         versions: dict[str, str | None],
@@ -236,12 +267,18 @@ class DaskWorkers:
         return self._making[server.number][1].status
 
     async def submit(self, server: ServerRecord) -> None:
+        await self._submit(server, self._actor, self.session, server.number, self.secrets, self.controller)
+
+    async def _submit(self, server: ServerRecord, make: Callable[..., object], *args: object) -> None:
         dedicated = {"resources": {"dps": 1}} if server.worker in self.cordon.workers() else {}
         stack = contextlib.AsyncExitStack()
         client = await stack.enter_async_context(client_of(self.scheduler, own_security(self.scheduler)))
-        args = (self.session, server.number, self.secrets, self.controller)
-        future = client.submit(self._actor, *args, actor=True, key=server.key, workers=[server.worker], **dedicated)
+        future = client.submit(make, *args, actor=True, key=server.key, workers=[server.worker], **dedicated)
         self._making[server.number] = stack, future
+
+    async def take_up(self, server: ServerRecord, ballot: tuple[int, str]) -> None:
+        """Begin to make an actor of a server that is there already; it follows this controller from now on."""
+        await self._submit(server, self._actor.taken_up, self.session, server.number, tuple(ballot), self.controller)
 
     async def failure(self, server: ServerRecord) -> None:
         await self._making[server.number][1]
@@ -250,6 +287,9 @@ class DaskWorkers:
         stack, _ = self._making.pop(server.number)
         self.scheduler.client_desires_keys([server.key], self._holder)
         await stack.aclose()
+
+    async def leave_actor(self, server: ServerRecord) -> None:
+        self._release([server.key])
 
     async def close(self, server: ServerRecord) -> None:
         if self.has_actor(server):

@@ -17,9 +17,9 @@ from typing import Protocol
 import msgspec
 
 from dps.engine.controller.failover import Membership
+from dps.engine.controller.placement_rest import PlacementRest
 from dps.engine.controller.procedures import Ask, InEndpoint, Procedure, Sleep, Uninterrupted
 from dps.engine.coordination.autoscaling import AutoscalingRule, ServerLoad
-from dps.engine.coordination.placement import next_steps
 from dps.engine.telemetry.snapshot import AdaptStatus
 from dps.engine.wire.messages import AdaptRule
 
@@ -90,7 +90,7 @@ class AutoscalingProcedures:
         self.followed: AdaptRule | None = None  # rule that the driver gave
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
         self.why = ""  # the reason of the last decision
-        self._at_rest: tuple[object, float] = None, math.inf  # the placement, and since when it is unchanged
+        self._rest = PlacementRest(membership, reports.now)
 
     def begin(self, followed: AdaptRule) -> Procedure[None]:
         """The procedure that follows the load, in place of an earlier rule."""
@@ -159,22 +159,11 @@ class AutoscalingProcedures:
     def _load(self) -> ServerLoad | None:
         """The load of the servers; None while a server comes or goes, or a shard moves. In the endpoint's thread."""
         membership, servers = self.membership, self.membership.servers
-        tables = {name: (spec["copies"], membership.places[name]) for name, spec in membership.specs.items()}
-        places = [p for _, shards in tables.values() for p in shards]
-        shards = {membership.specs[name]["id"]: tuple(places) for name, (_, places) in tables.items()}
-        what = sorted(servers), shards
-        if (
-            what != self._at_rest[0]  # the epoch would tell more: a checkpoint begins one, too
-            or any(server.doubted or not server.takes_replicas for server in servers.values())
-            or any(p.joiner is not None or p.stepping_down or not p.chain for p in places)
-            or any(next_steps(tables, servers, (), 1))
-        ):
-            self._at_rest = what, self._reports.now()
-        loads = self._reports.loads(
-            self._at_rest[1]
-        )  # later reports only: an earlier one may count a moved shard twice
+        since = self._rest.since()
+        loads = self._reports.loads(since)  # later reports only: an earlier one may count a moved shard twice
         if not servers or servers.keys() != loads.keys():
             return None
-        copies = max(self._copies, *(copies for copies, _ in tables.values()), 1)
+        copies = max(self._copies, *(spec["copies"] for spec in membership.specs.values()), 1)
+        places = [p for places in membership.places.values() for p in places]
         busy, held = (sum(values) for values in zip(*loads.values(), strict=True))
         return ServerLoad(len(servers), busy, held, copies=copies, pieces=max(1, sum(len(p.chain) for p in places)))

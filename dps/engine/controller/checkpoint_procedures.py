@@ -37,8 +37,8 @@ from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import (
     CallServers,
     InEndpoint,
+    InThread,
     Lock,
-    OnDisk,
     Procedure,
     ServerCall,
     Sleep,
@@ -143,7 +143,7 @@ class CheckpointProcedures:
     def _take(self, options: CheckpointOptions) -> Procedure[LastCheckpoint]:
         began = self._now()
         until = began + config.seconds("request")
-        store = yield OnDisk(Store, (options.url, options.keep), {"storage_options": options.storage_options})
+        store = yield InThread(Store, (options.url, options.keep), {"storage_options": options.storage_options})
         while True:
             self._check_open()
             try:
@@ -176,7 +176,7 @@ class CheckpointProcedures:
         if not specs:
             raise InputError("there are no tables to write a checkpoint of")
         parent = self._parents.get(options.url) if options.incremental else None
-        writer: Writer = yield OnDisk(store.begin, (specs,), {"parent": parent})
+        writer: Writer = yield InThread(store.begin, (specs,), {"parent": parent})
         servers = [server.number for server in self._up() if server.ready]
         name = None
         try:
@@ -188,7 +188,7 @@ class CheckpointProcedures:
             writer.checkpoint = dataclasses.replace(writer.checkpoint, clock=clock, metadata=metadata)
             yield from self._each(servers, "save", options.url, writer.name, options.storage_options)
             files = yield from self._files(servers)
-            done: Checkpoint = yield OnDisk(writer.commit, (files,))
+            done: Checkpoint = yield InThread(writer.commit, (files,))
             name = done.name
             return done
         finally:
@@ -199,7 +199,7 @@ class CheckpointProcedures:
         yield TellServers("end_cut", (name,))
         if name is None:
             try:
-                yield OnDisk(writer.abort)
+                yield InThread(writer.abort)
             except CheckpointError as error:  # it has no manifest, so a later checkpoint removes it
                 logger.warning("an unfinished checkpoint could not be removed: %s", error)
 
@@ -325,11 +325,11 @@ class CheckpointProcedures:
         return holding([self._busy, self._tables_change], self._restore(request))
 
     def _restore(self, request: RestoreRequest) -> Procedure[RestoreAnswer]:
-        store: Store = yield OnDisk(Store, (request.url,), {"storage_options": request.storage_options})
+        store: Store = yield InThread(Store, (request.url,), {"storage_options": request.storage_options})
         name, passed = request.checkpoint, dict[str, str]()
-        for each in [name] if name is not None else (yield OnDisk(store.names)):
+        for each in [name] if name is not None else (yield InThread(store.names)):
             try:
-                checkpoint: Checkpoint = yield OnDisk(store.whole, (each,))
+                checkpoint: Checkpoint = yield InThread(store.whole, (each,))
                 wanted = request.tables or list(checkpoint.tables)
                 if unknown := sorted(set(wanted) - checkpoint.tables.keys()):
                     raise InputError(f"checkpoint {each!r} has no table {', '.join(map(repr, unknown))}")
@@ -372,7 +372,7 @@ class CheckpointProcedures:
                 yield Uninterrupted(self._tables.forget(spec["id"]))
             raise
         for number in old:
-            yield from self._tables.forget(number)
+            yield from self._tables.discard(number)
         self._restored_run = yield InEndpoint(self.runs.failed)
         whole = set(tables) == checkpoint.tables.keys()
         resumable = saved is not None and origins.trainers and whole

@@ -10,9 +10,10 @@ from dps.engine.controller.procedures import (
     Acquire,
     Ask,
     CallServers,
+    Commit,
     InEndpoint,
     Instruction,
-    OnDisk,
+    InThread,
     Procedure,
     Sleep,
     TellServers,
@@ -31,6 +32,7 @@ class Executor:
 
     `call` calls a server's actor: its number, the method, the arguments.
     `call_all` calls all servers that can answer: the method, the arguments. Returns their answers by number.
+    `commit` waits until what was decided is committed.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class Executor:
         in_endpoint: Callable[..., Awaitable[object]],
         call: Callable[..., Awaitable[object]] | None = None,
         call_all: Callable[..., Awaitable[dict[int, object]]] | None = None,
+        commit: Callable[[], Awaitable[None]] | None = None,
     ):
         self._in_endpoint = in_endpoint
         self._call = call
         self._call_all = call_all
+        self._commit = commit
 
     async def run(self, procedure: Procedure[Result]) -> Result:
         result: object = None
@@ -62,7 +66,7 @@ class Executor:
                 await asyncio.sleep(seconds)
             case InEndpoint(function, args):
                 return await self._in_endpoint(function, *args)
-            case OnDisk(function, args, kwargs):
+            case InThread(function, args, kwargs):
                 return await in_thread(function, *args, **kwargs)
             case CallServers(calls):
                 assert self._call is not None
@@ -76,6 +80,9 @@ class Executor:
                 await lock.acquire()
             case Ask(function, args):
                 return await function(*args)
+            case Commit():
+                assert self._commit is not None
+                await self._commit()
             case Together(procedures):
                 return await asyncio.gather(*map(self.run, procedures))
             case Uninterrupted(procedure):

@@ -12,6 +12,7 @@ CAUGHT_UP    `CaughtUp`                             the joiner becomes the last 
 STEPPED_DOWN `SteppedDown`                          the chain goes on without the server, or in another order
 SUSPECT      `Suspect`                              a server that takes no ops leaves the chains of the shards
 FAILED       `ServerFailed`                         the server has ended itself: it leaves all chains
+RECORDED     `Recorded`                             a decision may be committed, and take effect: `recorder.py`
 ============ ====================================== =======================================================
 
 `wire/messages.py` has the fields of these messages.
@@ -30,18 +31,22 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dps import config
 from dps.engine.controller.freezes import Freezes, list_shards
+from dps.engine.controller.gathering import Gathering
+from dps.engine.controller.journaled import JournaledMembership
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.coordination.liveness import Liveness
 from dps.engine.coordination.placement import (
     Place,
     PlacementStep,
     StepKind,
+    Weights,
     appended,
     handed_over,
     joined,
@@ -88,7 +93,7 @@ MAX_EVENTS = 256  # that are remembered
 FULL_SHARE = 0.95  # of a server's dps.memory, beyond which primaries of its copies make no rows
 
 
-class Membership:
+class Membership(JournaledMembership):
     """The servers of one parameter server: see the module's docstring.
 
     Parameters
@@ -113,13 +118,13 @@ class Membership:
     ):
         self.endpoint, self.session = endpoint, session
         self._on_event, self._on_report, self._on_primary = on_event, on_report, on_primary
+        super().__init__()
         self.servers: dict[int, ServerRecord] = {}
         self.specs: dict[str, Description] = {}
         self.functions: dict[str, bytes] = {}  # functions of users, by their numbers; all ready servers have them
         self.places: dict[str, list[Place]] = {}
-        self.ancestors: dict[
-            str, list[int]
-        ] = {}  # a table that was split had these numbers before, by which clients know it
+        self.ancestors: dict[str, list[int]] = {}  # the numbers that a table had before it was split or merged
+        self.weights: dict[str, Sequence[float]] = {}  # table -> weight of each shard, set by load
         self.epoch = 0
         self.failures = 0  # servers that were lost or fell silent so far
         self.remedy = "there is no checkpoint to restore it from"  # for a shard whose last replica is lost
@@ -127,14 +132,16 @@ class Membership:
         self.events: collections.deque[tuple[float, str]] = collections.deque(maxlen=MAX_EVENTS)
         # Of each event, whether it still matters.
         self._still_true: collections.deque[Callable[[], bool]] = collections.deque(maxlen=MAX_EVENTS)
-        self._liveness = Liveness(config.seconds("silence"), TICK_SECONDS)
+        self._silence = config.seconds("silence")
+        self._liveness = Liveness(self._silence, TICK_SECONDS)
         # (table, shard) -> the step for which its primary is to hand over, the epoch since when, and until when
         self._handovers: dict[tuple[str, int], tuple[PlacementStep, int, float]] = {}
         # (table, shard) -> a primary that could not hand over, and until when it is not asked again
         self._backing_off: dict[tuple[str, int], tuple[int, float]] = {}
-        self.freezes = Freezes(self)
+        self.freezes, self.gathering = Freezes(self), Gathering(self)
         self._awaited: set[int] = set()  # doubted servers whose heartbeat is to decide whether a silent one leaves
-        self._next = 0
+        self.next_server = 0
+        self.last_server = math.inf  # this number and higher ones may not be used: see `session_record.py`
         self._last_state: tuple | None = None  # at the last tick: the epoch, and the servers by state
         self.handlers = {
             frames.SERVE: self.serve,
@@ -143,6 +150,7 @@ class Membership:
             frames.STEPPED_DOWN: self.stepped_down,
             frames.SUSPECT: self.suspect,
             frames.FAILED: self.failed,
+            frames.RECORDED: self.recorded,
         }
         self.publish()
 
@@ -150,12 +158,16 @@ class Membership:
 
     def add_server(self, worker: str, key: str) -> int:
         """Note that a server is being started on that worker; returns its number."""
-        number, self._next = self._next, self._next + 1
+        if self.next_server >= self.last_server:
+            raise ServerGoneError(
+                f"no server can be added to parameter server {self.session!r}: the record that sets its number "
+                f"{self.next_server} aside is not confirmed by enough servers"
+            )
+        number, self.next_server = self.next_server, self.next_server + 1
         self.servers[number] = ServerRecord(number, worker, key.format(number))
         return number
 
-    def remove_server(self, number: int) -> None:
-        """Forget a server that was closed, or never came up."""
+    def _drop_server(self, number: int) -> None:
         server = self.servers.pop(number, None)
         self._liveness.forget(number)
         if server is not None and server.connection is not None:
@@ -188,11 +200,14 @@ class Membership:
             self.specs[spec["name"]] = spec
             self.places[spec["name"]] = places
             self.ancestors.pop(spec["name"], None)
+            self.weights.pop(spec["name"], None)  # a restored table may have another number of shards
         self.publish()
 
     def drop_table(self, name: str) -> Description | None:
+        self.gathering.end(name)
         self.places.pop(name, None)
         self.ancestors.pop(name, None)
+        self.weights.pop(name, None)
         self.forget_steps(name)
         spec = self.specs.pop(name, None)
         self.publish()
@@ -203,6 +218,12 @@ class Membership:
         self.freezes.forget(name)
         self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
         self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}
+
+    def set_weights(self, weights: Weights) -> None:
+        """Have servers get equal sums of these weights; those of tables that were changed meanwhile do not count."""
+        shards = {name: len(places) for name, places in self.places.items()}
+        self.weights = {name: of_table for name, of_table in weights.items() if len(of_table) == shards.get(name)}
+        self._last_state = None  # so that the next tick takes the steps
 
     def retire(self, numbers: list[int]) -> None:
         """Have these servers emptied."""
@@ -261,13 +282,17 @@ class Membership:
         server = self.servers.get(message.server)
         if server is None:
             raise ProtocolError(f"no such server is expected: {message!r:.200}")
+        if server.must_follow and (self.recorder is None or message.follows != self.recorder.ballot):
+            connection.transport.close()  # it takes this controller for the last one, which had the same address
+            return
         if server.connection is not None:
             server.connection.party = None
             server.connection.transport.close()
-        server.address = message.host, message.port
-        server.connection = connection
+        server.address = self._addresses[message.server] = message.host, message.port
+        server.connection, server.connected_at = connection, self.endpoint.now()
         connection.party = server
         self._liveness.heartbeat(server.number, self.endpoint.now())
+        self._welcome(server)
         self.publish()
 
     def beat(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -286,7 +311,8 @@ class Membership:
             self._fail_over()  # where all copies were silent, it takes over
             self.publish()
         full = [number for number, record in self.servers.items() if record.full and record.up]
-        connection.reply(Header(frames.OK, request=header.request), encode(FullServers(full)) if full else b"")
+        answer = Header(frames.OK, flags=self._answer_flags(server, header), request=header.request)
+        connection.reply(answer, encode(FullServers(full)) if full else b"")
 
     def caught_up(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         sender, message = self._server(connection).number, decode(CaughtUp, body)
@@ -303,7 +329,7 @@ class Membership:
         sender, message = self._server(connection).number, decode(SteppedDown, body)
         name, shard = message.table, message.shard
         p = self._place(name, shard)
-        if self.freezes.stepped_down(name, shard, sender, message.epoch):
+        if self.freezes.stepped_down(name, shard, p, sender, message.epoch):
             return
         step, since, _ = self._handovers.get((name, shard), (None, 0, 0.0))
         if step is None or not p.stepping_down or p.chain[:1] != (sender,) or message.epoch < since:
@@ -359,6 +385,8 @@ class Membership:
     def tick(self) -> None:
         """Fail over from servers that have fallen silent, end late handovers, and begin the next steps of placement."""
         now = self.endpoint.now()
+        if self.recorder is not None:
+            self.recorder.tick()
         silent = self._liveness.silent(now)
         fresh = [self.servers[n] for n in silent if n in self.servers and not self.servers[n].silent]
         for server in fresh:
@@ -384,11 +412,13 @@ class Membership:
         staying, leaving = self._staying(), self._staying(leaving=True)
         unfit = [n for n in staying if now < self.servers[n].unfit_until]
         backing_off = self._in_back_off(now)
-        state = (self.epoch, staying, leaving, unfit, backing_off)
+        together = dict(self.gathering.tables)
+        state = (self.epoch, staying, leaving, unfit, backing_off, together)
         if state == self._last_state and not changed:
             return False
         self._last_state = state
-        steps = list(next_steps(self._tables(), staying, leaving, MAX_MOVES, unfit, backing_off))
+        limits = MAX_MOVES, unfit, backing_off, self.weights, together
+        steps = list(next_steps(self._tables(), staying, leaving, *limits))
         for step in steps:
             self._begin_step(step, now)
         return bool(steps)
@@ -454,7 +484,7 @@ class Membership:
                 self.note(f"the last copy of {list_shards(lost_shards)} of table {name!r} is gone")
         for number in gone:
             self.failures += not (self.servers[number].silent or self.servers[number].failed)
-            self.remove_server(number)
+            self._drop_server(number)
         if changed or gone:
             self.publish()
 
@@ -484,9 +514,10 @@ class Membership:
         return connection.party
 
     def _place(self, name: str, shard: int) -> Place:
-        """The place of a shard that a server's message names; no server has a shard of a table that was dropped."""
+        """The place of a shard that a server's message names; no server has a shard of a table that was dropped, or one
+        that was merged with others since."""
         places = self.places.get(name)
-        if places is None:
+        if places is None or (shard >= len(places) and name in self.ancestors):
             return Place(())
         if shard >= len(places):
             raise ProtocolError(f"a server's message names a shard that does not exist: {shard} of table {name!r}")
@@ -500,7 +531,10 @@ class Membership:
         self.places[name][shard] = new
 
     def publish(self) -> None:
-        """Begin a new epoch: send the placement to the servers, and renew the route for clients."""
+        """Begin a new epoch: send the placement to the servers, and renew the route for clients.
+
+        With a journal, both happen when the placement is committed.
+        """
         self.epoch += 1
         addresses = {n: s.address for n, s in self.servers.items() if s.address is not None and not s.failed}
         tables = {
@@ -508,14 +542,11 @@ class Membership:
             for name, places in self.places.items()
         }
         placement = encode(Placement(self.epoch, addresses, tables))
-        for server in self.servers.values():
-            if server.connection is not None:
-                server.connection.send_newest(Header(frames.PLACE, epoch=self.epoch), placement)
-        heads = [
-            Located(self.specs[name], [p.chain[0] if p.chain else -1 for p in places], self.ancestors.get(name, []))
-            for name, places in self.places.items()
-        ]
-        self.route = encode(Route(self.epoch, addresses, heads, self.remedy))
+        ids = {name: self.specs[name]["id"] for name in self.places}
+        heads = {ids[name]: [p.chain[0] if p.chain else -1 for p in places] for name, places in self.places.items()}
+        located = [Located(self.specs[name], heads[ids[name]], self.ancestors.get(name, [])) for name in self.places]
+        route = encode(Route(self.epoch, addresses, located, self.remedy))
+        self._announce_committed(self.epoch, placement, route, heads)
 
     def note(self, text: str, level: int = logging.WARNING, stands: Callable[[], bool] = lambda: True) -> None:
         """Log an event that users may want to know, and remember it; `stands` says whether it still matters."""

@@ -1,4 +1,4 @@
-"""Freezes: tables whose primaries have all stepped down, so that no replica changes while the table is split.
+"""Freezes: tables whose primaries have all stepped down, so that no replica changes while the table is cut anew.
 
 Everything here happens in the thread of the controller's endpoint, as `failover.py` does, to whose placements it
 belongs. A freeze is broken when a primary of the table may serve again: because its server has failed, so that another
@@ -7,10 +7,11 @@ one leads, or because the time of the freeze is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dps import config
+from dps.engine.controller.gathering import Gathering
 from dps.engine.coordination.placement import Place, rechained
 from dps.engine.wire.protocols import RoleEndpoint
 from dps.errors import DataLostError, MovedError, RequestTimeoutError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Freezes", "list_shards"]
 
-MAX_ANCESTORS = 16  # numbers that a table had before it was split
+MAX_ANCESTORS = 16  # numbers that a table had before it was split or merged
 
 
 class FreezingOwner(Protocol):
@@ -30,8 +31,10 @@ class FreezingOwner(Protocol):
     specs: dict[str, Description]
     places: dict[str, list[Place]]
     ancestors: dict[str, list[int]]
+    weights: dict[str, Sequence[float]]
     epoch: int
     remedy: str
+    gathering: Gathering
 
     @property
     def note(self) -> Callable[[str], None]: ...
@@ -73,8 +76,8 @@ class Freezes:
         freeze, places = self._freezes.get(name), self._owner.places[name]
         if freeze is None:
             raise RequestTimeoutError(
-                f"table {name!r} was not split within half of {config.limit('request')}, for which clients wait: its "
-                "servers are busy or its shards are large. The table is as it was"
+                f"table {name!r} was not cut anew within half of {config.limit('request')}, for which clients wait: "
+                "its servers are busy or its shards are large. The table is as it was"
             )
         if [p.chain[:1] for p in places] != [(n,) for n in freeze.heads] or not all(p.stepping_down for p in places):
             raise MovedError(f"servers of table {name!r} have failed while it was frozen")
@@ -88,25 +91,29 @@ class Freezes:
                 held.setdefault(number, []).append(shard)
         return held
 
-    def publish_split(self, spec: Description, divided: Mapping[int, Collection[int]]) -> None:
-        """Put a table with more shards in the place of the frozen one of its name.
+    def publish_anew(self, spec: Description, used: Mapping[int, Collection[int]]) -> None:
+        """Put a table with more shards, or fewer, in the place of the frozen one of its name.
 
-        `divided` has for each old shard the servers that have its parts. Raises MovedError if they do not suffice.
+        `used` has for each old shard the servers that have made new ones of it. Raises MovedError if they do not
+        suffice.
         """
-        name, old = spec["name"], self._owner.places[spec["name"]]
-        if not self.rests(name) or any(set(p.chain) - set(divided.get(n, ())) for n, p in enumerate(old)):
-            raise MovedError(f"servers of table {name!r} were out of reach while it was split")
-        times = spec["shards"] // len(old)
-        fences = [(self._owner.epoch + 1,) * len(p.chain) for p in old]
-        self._owner.places[name] = [
-            Place(p.chain, None, f) for p, f in zip(old, fences, strict=True) for _ in range(times)
-        ]
-        self._owner.ancestors[name] = [*self._owner.ancestors.get(name, []), self._owner.specs[name]["id"]][
-            -MAX_ANCESTORS:
-        ]
-        self._owner.specs[name] = spec
-        self._owner.forget_steps(name)
-        self._owner.publish()
+        name, owner = spec["name"], self._owner
+        old, shards = owner.places[name], spec["shards"]
+        if not self.rests(name) or any(set(p.chain) - set(used.get(n, ())) for n, p in enumerate(old)):
+            raise MovedError(f"servers of table {name!r} were out of reach while it was cut anew")
+        groups = [range(n * len(old) // shards, -(-(n + 1) * len(old) // shards)) for n in range(shards)]
+        if any(set(old[n].chain) != set(old[group[0]].chain) for group in groups for n in group):
+            raise MovedError(f"shards of table {name!r} that were to be merged lie on different servers")
+        chains = [old[group[0]].chain for group in groups]
+        owner.places[name] = [Place(chain, None, (owner.epoch + 1,) * len(chain)) for chain in chains]
+        if name in owner.weights:
+            share = min(1.0, len(old) / shards)
+            owner.weights[name] = [share * sum(owner.weights[name][n] for n in group) for group in groups]
+        owner.ancestors[name] = [*owner.ancestors.get(name, []), owner.specs[name]["id"]][-MAX_ANCESTORS:]
+        owner.specs[name] = spec
+        owner.gathering.end(name)
+        owner.forget_steps(name)
+        owner.publish()
 
     def thaw(self, name: str) -> None:
         """Let the primaries of a table that was frozen serve again."""
@@ -114,12 +121,11 @@ class Freezes:
             self._owner.places[name] = [p._replace(stepping_down=False) for p in self._owner.places[name]]
             self._owner.publish()
 
-    def stepped_down(self, name: str, shard: int, server: int, epoch: int) -> bool:
+    def stepped_down(self, name: str, shard: int, p: Place, server: int, epoch: int) -> bool:
         """Note that a primary has stepped down in an epoch; whether its table is frozen."""
         freeze = self._freezes.get(name)
         if freeze is None:
             return False
-        p = self._owner.places[name][shard]
         if p.stepping_down and p.chain[:1] == (server,) and epoch >= freeze.since:
             freeze.resting.add(shard)
         return True
@@ -130,7 +136,7 @@ class Freezes:
     def end_late(self, now: float) -> None:
         """Thaw the tables whose freeze has timed out."""
         for name in [name for name, freeze in self._freezes.items() if now > freeze.until]:
-            self._owner.note(f"table {name!r} was not split in time, for which clients wait: it goes on as it was")
+            self._owner.note(f"table {name!r} was not cut anew in time, for which clients wait: it goes on as it was")
             self.thaw(name)
 
 

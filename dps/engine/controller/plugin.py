@@ -24,16 +24,22 @@ import msgspec
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dps import config
+from dps.engine.controller.executor import Executor
 from dps.engine.controller.failover import TICK_SECONDS
+from dps.engine.controller.journaled import ROUTE_TICKS
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.seating import Seating
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.session import Session
-from dps.engine.controller.verbs import SESSION_VERBS
+from dps.engine.controller.takeover import Takeovers
+from dps.engine.controller.verbs import DECISIONS, SESSION_VERBS
+from dps.engine.coordination.journal import Ballot
 from dps.engine.daskapi.cordon import Cordon
 from dps.engine.daskapi.processes import host_of, listening_tls, own_version
 from dps.engine.daskapi.protocols import DaskScheduler
 from dps.engine.daskapi.refusals import as_value
+from dps.engine.daskapi.worker_ttl import WorkerTtl
 from dps.engine.state.names import check_name
 from dps.engine.telemetry.snapshot import ServerPhase
 from dps.engine.wire import frames
@@ -41,9 +47,10 @@ from dps.engine.wire.endpoint import Connection, Endpoint
 from dps.engine.wire.frames import Header
 from dps.engine.wire.handshake import of_servers
 from dps.engine.wire.headers import RouteAnswer, RouteRequest
+from dps.engine.wire.journal_messages import ReturnedServer, SessionRecord
 from dps.engine.wire.messages import DescribedServer, DescribedTable, Description
 from dps.engine.wire.rights import TO_CONTROLLER, guarded
-from dps.errors import ClosedError, InputError, NameInUseError
+from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, NameInUseError
 
 __all__ = ["Controller", "Sessions"]
 
@@ -53,7 +60,8 @@ T = TypeVar("T")
 
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
 RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease", frames.ORIGIN: "origin"}
-MEMBERSHIP_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT, frames.FAILED)
+MEMBERSHIP_FRAMES: tuple[int, ...] = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN)
+MEMBERSHIP_FRAMES += (frames.SUSPECT, frames.FAILED, frames.RECORDED)
 
 
 class Sessions(Mapping[str, Session]):
@@ -72,11 +80,14 @@ class Sessions(Mapping[str, Session]):
         self._announced: set[str] = set()  # machines whose overload an event has told: once for a cluster
         self._ending: dict[str, asyncio.Future[None]] = {}  # sessions that are being closed
         self.seating = Seating(scheduler, self.serving)
+        self.takeovers = Takeovers(self._make_again, self._abandon, Executor(self._in_endpoint).run)
         # What drivers ask of the controller beside SESSION_VERBS; `name` is the parameter server's.
         self._verbs: dict[str, Callable[..., Awaitable[object]]] = {
             "open": self.open,
             "describe": self.describe,
             "close_session": self.close_session,
+            "returning": self.returning,
+            "returned": self.returned,
             "workers": self.workers,
             "take_threads": self.take_threads,
             "release_threads": self.release_threads,
@@ -98,9 +109,31 @@ class Sessions(Mapping[str, Session]):
             raise ClosedError(f"there is no parameter server named {name!r} in this cluster; there are: {known}")
         return session
 
+    async def _opened(self, name: str) -> Session:
+        """A parameter server that is up, or is taken over soon: then this waits for it."""
+        if name not in self._sessions and self.takeovers.expects(name):
+            await self.takeovers.wait(name, lambda: name in self._sessions)
+        await self.session(name).opened.wait()
+        return self.session(name)
+
     async def call(self, verb: str, name: str, fields: dict[str, object]) -> object:
+        """Do what a driver asks.
+
+        A driver whose tasks end with their scheduler gives the `term` of its controller. So it neither ends a run that
+        another controller has taken over, nor begins trainers of it again, because its tasks are gone.
+        """
+        term = fields.pop("term", None)
+        if term is not None and term != (await self._opened(name)).term:
+            raise ControllerGoneError(
+                f"the scheduler of parameter server {name!r} has died, and another one has taken the server over: "
+                f"dps.ParameterServer.attach(client, {name!r}).resume_run(function, data) goes on with the run"
+            )
         if verb in SESSION_VERBS:
-            return await SESSION_VERBS[verb](self.session(name), **fields)
+            session = await self._opened(name)
+            answer = await SESSION_VERBS[verb](session, **fields)
+            if verb in DECISIONS:
+                await session.commit()
+            return answer
         if verb in self._verbs:
             return await self._verbs[verb](name, **fields)
         raise InputError(
@@ -118,28 +151,21 @@ class Sessions(Mapping[str, Session]):
         check_name("parameter server", name)
         while name in self._ending:
             await asyncio.wait([self._ending[name]])
+        if self.takeovers.expects(name):
+            await self.takeovers.wait(name, lambda: name in self._sessions)
         if name in self._sessions:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
                 f"{name!r}) uses it, another name starts another one"
             )
         endpoint = self._listen()
-        session = self._sessions[name] = Session(
-            name,
-            copies,
-            endpoint,
-            scheduler=self._scheduler,
-            cordon=self._cordon,
-            actor=self._actor,
-            in_endpoint=self._in_endpoint,
-            serving=self.serving,
-            on_event=partial(self._log_event, name),
-            announced=self._announced,
-            version=version,
-        )
+        session = self._make(name, copies, endpoint, version=version)
         try:
             await self._in_endpoint(self._admit, session)
             await session.actors.start(servers, timeout)
+            if session.journal is not None:
+                await session.journal.begin()
+            session.begin()
             session.opened.set()
         except BaseException:
             await self.close_session(name)
@@ -147,7 +173,12 @@ class Sessions(Mapping[str, Session]):
         return self._describe(session)
 
     async def describe(self, name: str) -> bytes:
-        """What a driver needs to attach: a `Description`, encoded; waits until the servers are up."""
+        """What a driver needs to attach: a `Description`, encoded; waits until the servers are up.
+
+        Where the servers outlive their scheduler, it also waits for those that come back to this one.
+        """
+        if name not in self._sessions and config.scheduler_grace() > 0:
+            await self.takeovers.wait(name, lambda: name in self._sessions)
         await self.session(name).opened.wait()
         return self._describe(self.session(name))
 
@@ -163,6 +194,30 @@ class Sessions(Mapping[str, Session]):
     async def close_all(self) -> None:
         """End all parameter servers, because their cluster is about to close."""
         await asyncio.gather(*(self.close_session(name) for name in list(self._sessions)))
+
+    async def returning(self, name: str) -> None:
+        """A server that has outlived its scheduler is about to join this one."""
+        if name not in self._sessions:
+            self.takeovers.announce(name)
+
+    async def returned(self, name: str, *, report: bytes) -> str:
+        """A server that has outlived its scheduler has joined this one; `report` is a `ReturnedServer`, encoded.
+
+        The answer is "refused" where the server is to end, because its shards have been given to others.
+        """
+        server, session = msgspec.msgpack.decode(report, type=ReturnedServer), self._sessions.get(name)
+        if session is None or session.recovering:
+            self.takeovers.add(name, server)
+            return "waits"
+        known = session.membership.servers.get(server.number)
+        if known is None or server.secrets != (session.secret, session.servers_secret) or session.journal is None:
+            return "refused"
+        await session.actors.take_up_late(server.number, server.worker, session.journal.recorder.ballot)
+        return "known"
+
+    async def release_servers(self) -> None:
+        """Tell all servers that the scheduler ends on purpose, so that their processes end, too (`server/hold.py`)."""
+        await asyncio.gather(*(session.actors.call_all("end_with_worker") for session in self._sessions.values()))
 
     async def workers(self, name: str = "") -> dict[str, object]:
         """The workers that can have servers: those with the resource dps (`dedicated`), or all where none has it."""
@@ -197,11 +252,53 @@ class Sessions(Mapping[str, Session]):
                 self.endpoint.loop.call_soon_threadsafe(session.membership.remove_worker, worker)
 
     def stop(self) -> None:
+        self.takeovers.stop()
         if self.endpoint is not None:
             self.endpoint.stop()
             self.endpoint = None
 
     # -- inside: the scheduler's loop
+
+    def _make_again(self, record: SessionRecord, secrets: tuple[str, str], ballot: Ballot) -> Session:
+        """A session for the parameter server of another controller, to which its servers can connect."""
+        endpoint = self._listen(record.controller[1])
+        session = self._make(record.name, record.copies, endpoint, of_servers=secrets, ballot=ballot)
+        endpoint.call(self._admit, session)
+        return session
+
+    def _abandon(self, session: Session) -> None:
+        """Undo the making of a session that could not take over."""
+        session.stop()
+        self._sessions.pop(session.name, None)
+        session.opened.set()  # for those that wait for it
+        if self.endpoint is not None:
+            self.endpoint.call(self._dismiss, session)
+
+    def _make(
+        self,
+        name: str,
+        copies: int,
+        endpoint: Endpoint,
+        version: str | None = None,
+        of_servers: tuple[str, str] | None = None,
+        ballot: Ballot | None = None,
+    ) -> Session:
+        session = self._sessions[name] = Session(
+            name,
+            copies,
+            endpoint,
+            scheduler=self._scheduler,
+            cordon=self._cordon,
+            actor=self._actor,
+            in_endpoint=self._in_endpoint,
+            serving=self.serving,
+            on_event=partial(self._log_event, name),
+            announced=self._announced,
+            version=version,
+            of_servers=of_servers,
+            ballot=ballot,
+        )
+        return session
 
     def _describe(self, session: Session) -> bytes:
         assert self.endpoint is not None
@@ -213,6 +310,8 @@ class Sessions(Mapping[str, Session]):
             copies=session.copies,
             adapt=session.autoscaling.followed,
             controller=(self.endpoint.host, self.endpoint.port),
+            term=session.term,
+            grace=session.runs.grace,
             servers=[DescribedServer(s.number, s.worker, s.phase is not ServerPhase.GONE) for s in members],
             tables={
                 table: DescribedTable(specs[table], [p.chain for p in there], [p.joiner for p in there])
@@ -236,7 +335,7 @@ class Sessions(Mapping[str, Session]):
             except RuntimeError:  # the program ends, so Python can start no thread any more
                 endpoint.stop()
 
-    def _listen(self) -> Endpoint:
+    def _listen(self, port: int = 0) -> Endpoint:
         if self.endpoint is None:
             handlers: dict[int, Callable] = {frames.ROUTE: self._answer_route}
             for kind, verb in RUN_FRAMES.items():
@@ -244,7 +343,9 @@ class Sessions(Mapping[str, Session]):
             for kind in MEMBERSHIP_FRAMES:
                 handlers[kind] = self._to_membership
             host, tls = host_of(self._scheduler.address), listening_tls(self._scheduler)
-            self.endpoint = Endpoint("controller", host, dict(guarded(TO_CONTROLLER, handlers)), self._on_close, tls)
+            self.endpoint = Endpoint(
+                "controller", host, dict(guarded(TO_CONTROLLER, handlers)), self._on_close, tls, port=port
+            )
             self.endpoint.call(self._tick)
         return self.endpoint
 
@@ -289,8 +390,17 @@ class Sessions(Mapping[str, Session]):
             raise ClosedError(f"parameter server {name!r} was closed")
         return session
 
-    def _answer_route(self, connection: Connection, header: Header, body: memoryview) -> None:
+    def _answer_route(self, connection: Connection, header: Header, body: memoryview, ticks: int = ROUTE_TICKS) -> None:
         session = self._session_of(connection)
+        recovering = session.recovering  # a route is known when the parameter server is taken over
+        if recovering or not session.membership.decides:
+            assert self.endpoint is not None
+            if ticks <= 0:  # the client connects anew, perhaps to a controller that has taken over
+                connection.transport.close()
+            elif not connection.transport.is_closing():
+                left = ticks if recovering else ticks - 1
+                self.endpoint.later(TICK_SECONDS, self._answer_route, connection, header, body, left)
+            return
         origin = RouteRequest.of(header).origin or session.runs.allot(1)
         connection.reply(RouteAnswer(origin).header(header.request), session.membership.route)
 
@@ -302,7 +412,20 @@ class Sessions(Mapping[str, Session]):
         method = getattr(Runs, verb)
 
         def handle(connection: Connection, header: Header, body: memoryview) -> None:
-            method(self._session_of(connection).runs, connection, header, body)
+            session = self._session_of(connection)
+            if session.opened.is_set():
+                method(session.runs, connection, header, body)
+            elif self.endpoint is not None and not connection.transport.is_closing():
+                # The runs are known when the parameter server is taken over. Nothing follows before this is answered.
+                self.endpoint.later(TICK_SECONDS, again, connection, header, memoryview(bytes(body)))
+
+        def again(connection: Connection, header: Header, body: memoryview) -> None:
+            if connection.transport.is_closing():
+                return
+            try:
+                handle(connection, header, body)
+            except DPSError as error:
+                connection.reply_error(header, error)
 
         return handle
 
@@ -351,6 +474,7 @@ class Controller(SchedulerPlugin):
     def __init__(self, server: type, surfaces: WebPages | None = None) -> None:
         self.server, self.surfaces = server, surfaces
         self.cordon = Cordon()
+        self.worker_ttl = WorkerTtl()
 
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -358,6 +482,9 @@ class Controller(SchedulerPlugin):
         self.cordon.attach(scheduler)
         if problem := self.cordon.problem():
             logger.warning("servers cannot be cordoned off, ordinary tasks may land on them: %s", problem)
+        self.worker_ttl.attach(scheduler)
+        if problem := self.worker_ttl.problem():
+            logger.warning("a scheduler that stands still for long may remove all workers: %s", problem)
         scheduler.handlers["dps_call"] = as_value(self._call)
         if self.surfaces is not None:
             self.surfaces.install(self)
@@ -378,8 +505,13 @@ class Controller(SchedulerPlugin):
         serving = set(self.sessions.serving())
         return [w for w in self.cordon.valid_workers_downscaling(workers) if w.address not in serving]
 
+    async def before_close(self) -> None:
+        if config.scheduler_grace() > 0:
+            await self.sessions.release_servers()
+
     async def close(self) -> None:
         self.cordon.detach()
+        self.worker_ttl.detach()
         if self.surfaces is not None:
             self.surfaces.uninstall()
         self.sessions.stop()

@@ -30,10 +30,11 @@ __all__ = [
     "Acquire",
     "Ask",
     "CallServers",
+    "Commit",
     "InEndpoint",
+    "InThread",
     "Instruction",
     "Lock",
-    "OnDisk",
     "Procedure",
     "ServerCall",
     "Sleep",
@@ -52,6 +53,7 @@ TIMEOUT_SETTINGS = {
     "status": "connect",
     "create_table": "start",
     "close": "stop",
+    "end_with_worker": "connect",
     "load": "checkpoint",
     "settle": "silence",
 }
@@ -79,8 +81,8 @@ class InEndpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class OnDisk:
-    """Run a function that waits for disks or networks; its result."""
+class InThread:
+    """Run a function that waits for disks or networks, or computes for long, beside the loop; its result."""
 
     function: Callable[..., object]
     args: tuple[object, ...] = ()
@@ -127,6 +129,14 @@ class Ask:
 
 
 @dataclasses.dataclass(frozen=True)
+class Commit:
+    """Wait until a record of the journal has all that was decided, because what follows cannot be undone.
+
+    ServerGoneError if too few servers confirm it in time. Without a journal there is nothing to wait for.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
 class Together:
     """Carry out these procedures at once, until all have ended or one has failed; then its error."""
 
@@ -140,7 +150,9 @@ class Uninterrupted:
     procedure: Procedure[object]
 
 
-Instruction = Sleep | InEndpoint | OnDisk | CallServers | TellServers | Acquire | Ask | Together | Uninterrupted
+Instruction = (
+    Sleep | InEndpoint | InThread | CallServers | TellServers | Acquire | Ask | Commit | Together | Uninterrupted
+)
 Procedure = Generator[Instruction, Any, Result]
 
 

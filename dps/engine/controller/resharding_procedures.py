@@ -1,13 +1,14 @@
-"""Resharding procedures: how a table is cut into more shards while training goes on. Pure.
+"""Resharding procedures: how a table is cut into more shards, or into fewer, while training goes on. Pure.
 
 The table is *frozen* first: all its primaries step down, as before a move. When each has reported that its copies have
 everything, all replicas of a shard are equal and none changes. Each server divides those that it has
-(`server/resharding.py`), into a table of the same name under another number; when all have done so, that one is
-published in the place of the first one. Clients find that their table has another number, as after a restore, and send
+(`server/resharding.py`), or puts them together, into a table of the same name under another number; when all have done
+so, that one is published in the place of the first one. Shards that are to be merged move to the same servers before
+(`gathering.py`). Clients find that their table has another number, as after a restore, and send
 refused requests again, with their keys grouped by the new shards. What holds, and why:
 
 * An op counts once. A server that has applied it had it in its ledger before the table was frozen, and each part of the
-  shard begins with that ledger.
+  shard begins with that ledger. A merged shard knows of each of its parts which ops it has (`state/ledger_parts.py`).
 * Nothing is lost. The rows that are divided have every acknowledged op, because a primary that has stepped down
   acknowledges none. If one of them serves again meanwhile, because another server of its chain has failed, or because
   the time is over, the freeze is broken: then the new table is dropped, and the old one goes on. Whether the freeze
@@ -22,7 +23,7 @@ refused requests again, with their keys grouped by the new shards. What holds, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -40,6 +41,7 @@ from dps.engine.controller.procedures import (
 )
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
+from dps.engine.state.merging import merged
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.resharding import resharded
 from dps.engine.wire.messages import Shards
@@ -51,11 +53,17 @@ if TYPE_CHECKING:
 __all__ = ["ReshardingProcedures"]
 
 FREEZE_SHARE = 0.5
+GATHER_SECONDS = 600.0  # for which shards may move before they are merged, because a gigabyte takes some seconds
+GATHER_POLL_SECONDS = 0.05  # between two looks whether they are there: a move takes longer
 POLL_SECONDS, RETRY_SECONDS = 0.005, 0.1  # between two looks whether the primaries have stepped down; two tries
 
 
+# Makes the definition of a table with so many shards and that number, or raises InputError: `resharded` or `merged`.
+Define: TypeAlias = Callable[[TableSpec, int, int], TableSpec]
+
+
 class ReshardingProcedures:
-    """How tables of one parameter server are cut into more shards; `locks` are held meanwhile."""
+    """How tables of one parameter server are cut into more or fewer shards; `locks` are held meanwhile."""
 
     def __init__(
         self,
@@ -69,29 +77,75 @@ class ReshardingProcedures:
         self._locks, self._now = locks, clock
 
     def split(self, name: str, shards: int | None = None) -> Procedure[Description]:
-        """Cut a table into so many shards, a multiple of those that it has; by default twice as many. Its fields.
+        """Cut a table into so many shards, a multiple of those that it has; by default twice as many. Its fields."""
+        return self._cut_anew(name, lambda old: 2 * old if shards is None else shards, resharded)
+
+    def merge(self, name: str, shards: int | None = None, seconds: float = GATHER_SECONDS) -> Procedure[Description]:
+        """Cut a table into so many shards, a part of those that it has; by default half as many. Its fields.
+
+        Shards may take so many seconds to move to the servers of those with which they are merged.
+        """
+        return self._cut_anew(name, lambda old: old // 2 if shards is None else shards, merged, seconds)
+
+    def _cut_anew(
+        self, name: str, count: Callable[[int], int], define: Define, seconds: float = 0.0
+    ) -> Procedure[Description]:
+        """Cut a table into as many shards as `count` makes of those that it has. `define` raises the errors.
 
         The locks are free between two tries, because a server that missed a call makes up for it under one of them.
         """
-        wanted, until = shards, None
+        wanted, until = None, None
         while True:
             old = self._tables.known(name)
-            wanted = 2 * old["shards"] if wanted is None else wanted
+            wanted = count(old["shards"]) if wanted is None else wanted
             if wanted == old["shards"]:  # the call was repeated, because its answer was lost, or another did the same
                 return old
             number = self._tables.new_id()
-            resharded(TableSpec.from_dict(old), wanted, number)  # raises the errors
+            define(TableSpec.from_dict(old), wanted, number)
             spec = {**old, "id": number, "shards": int(wanted)}
             try:
-                return (yield from holding(self._locks, self._replace(old, spec)))
+                if wanted < old["shards"]:
+                    yield from self._gather(spec, old["shards"] // wanted, seconds)
+                return (yield from self._replace_alone(old, spec))
             except (MovedError, ServerGoneError) as error:
                 until = self._now() + config.seconds("request") if until is None else until
                 if self._now() > until:
                     raise RequestTimeoutError(
-                        f"table {name!r} was not split within {config.limit('request')}, because its servers changed "
-                        f"again and again: {error}"
+                        f"table {name!r} was not cut into {wanted} shards within {config.limit('request')}, because "
+                        f"its servers changed again and again: {error}"
                     ) from error
                 yield Sleep(RETRY_SECONDS)
+
+    def _replace_alone(self, old: Description, spec: Description) -> Procedure[Description]:
+        """Replace the table under the locks; then its shards may be spread again."""
+        try:
+            return (yield from holding(self._locks, self._replace(old, spec)))
+        finally:
+            if spec["shards"] < old["shards"]:
+                yield InEndpoint(self.membership.gathering.end, (spec["name"], spec["id"]))
+
+    def _gather(self, spec: Description, times: int, seconds: float) -> Procedure[None]:
+        """Wait until each group of so many neighbouring shards lies on the same servers. They stay there until the
+        gathering ends, which is the caller's task where this raises no error."""
+        gathering, until = self.membership.gathering, self._now() + seconds
+        name, call = spec["name"], spec["id"]
+        while not (yield InEndpoint(gathering.begin, (name, times, call))):
+            if self._now() > until:
+                raise RequestTimeoutError(
+                    f"table {name!r} was not merged: another call has been merging it for {seconds:g} s (timeout=)"
+                )
+            yield Sleep(GATHER_POLL_SECONDS)
+        try:
+            while left := (yield InEndpoint(gathering.apart, (name,))):
+                if self._now() > until:
+                    raise RequestTimeoutError(
+                        f"table {name!r} was not merged: {left} of its shards were not moved to the servers of their "
+                        f"neighbours within {seconds:g} s (timeout=). The table is as it was"
+                    )
+                yield Sleep(GATHER_POLL_SECONDS)
+        except BaseException:
+            yield InEndpoint(gathering.end, (name, call))
+            raise
 
     def _replace(self, old: Description, spec: Description) -> Procedure[Description]:
         name, began = spec["name"], self._now()
@@ -104,21 +158,22 @@ class ReshardingProcedures:
             yield InEndpoint(self.membership.freezes.freeze, (name, FREEZE_SHARE * config.seconds("request")))
             while not (yield InEndpoint(self.membership.freezes.rests, (name,))):
                 yield Sleep(POLL_SECONDS)
-            divided = yield from self._divide(old, spec)
-            yield InEndpoint(self.membership.freezes.publish_split, (spec, divided))
+            used = yield from self._make(old, spec)
+            yield InEndpoint(self.membership.freezes.publish_anew, (spec, used))
         except BaseException:
             yield InEndpoint(self.membership.freezes.thaw, (name,))
             if self.membership.specs.get(name) is not spec:  # else it was cancelled just when the table was published
                 yield Uninterrupted(self._tables.forget(spec["id"]))
             raise
         seconds = self._now() - began
-        text = f"table {name!r} was split into {spec['shards']} shards; it waited for {seconds:.2g} s"
+        verb = "split" if spec["shards"] > old["shards"] else "merged"
+        text = f"table {name!r} was {verb} into {spec['shards']} shards; it waited for {seconds:.2g} s"
         yield InEndpoint(self.membership.mention, (text,))
-        yield Uninterrupted(self._tables.forget(old["id"]))
+        yield Uninterrupted(self._tables.discard(old["id"]))
         return spec
 
-    def _divide(self, old: Description, spec: Description) -> Procedure[dict[int, set[int]]]:
-        """Have each server make its part of the new table; the servers that have the parts of each old shard."""
+    def _make(self, old: Description, spec: Description) -> Procedure[dict[int, set[int]]]:
+        """Have each server make its shards of the new table; the servers that have used each old shard for that."""
         held = yield InEndpoint(self.membership.freezes.holders, (spec["name"],))
         ready = [server for server in self._up() if server.ready]
         calls = [

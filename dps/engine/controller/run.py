@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dps.engine.controller.collectives import answer
@@ -80,7 +80,9 @@ class Run:
         self.number = number
         self.trainers = trainers
         self.staleness = staleness
+        self.decided = staleness  # the staleness that holds once it is committed
         self.elastic = elastic
+        self.start = clock
         self.origin = 0  # origin of trainer 0; those of the other trainers follow
         self.partitions: list[list[int]] = []  # partitions of each trainer, by the driver's numbers
         self.clock = Clock(staleness, trainers, clock, warm_start)
@@ -100,7 +102,13 @@ class Run:
             RunTelemetry(trainers, number) if trainers <= MAX_REPORTING_TRAINERS else None
         )
         self.work_leases: WorkLeases | None = None  # with `reassign=True`
+        self.portions = (0, 0)  # after a takeover: the first origin of its leased portions, and how many there are
         self.retired = False  # the servers know that its trainers have ended
+        self.taken_over: float | None = None  # when this controller has taken it over from another one
+        self.missing: set[int] = set()  # trainers of the controller before that are not back
+        # Trainers that were begun again, and would repeat collective calls of which another controller had the answers.
+        self.estranged: set[int] = set()
+        self.is_forgetful = False  # a trainer that is begun again is one of those
 
     @property
     def over(self) -> bool:
@@ -111,6 +119,11 @@ class Run:
     def active(self) -> bool:
         """Whether trainers are connected, or may be back."""
         return self.stopped is None and bool(self.connected or (self.lost and not self.elastic))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether trainers are missing that there were when another controller had the run."""
+        return bool(self.missing) and not self.elastic and self.stopped is None
 
     def record(self, trainer: int) -> TrainerRecord:
         return self.records.get(trainer, NEVER_JOINED)
@@ -123,11 +136,52 @@ class Run:
         self.connected += record.connection is None
         self.left_count -= record.left
         self.lost.pop(trainer, None)
+        self.missing.discard(trainer)
         record.connection, record.left = connection, False
+        if self.is_forgetful and attempt > record.attempt:
+            self.estranged.add(trainer)
         record.attempt = attempt
         record.joins = joins
         record.where = where
         self.meetings.join(trainer)
+
+    def wait_for_return(self, attempts: Mapping[int, int], left: Sequence[int], now: float) -> None:
+        """Another controller had this run: note the latest attempts there, and wait for all that have not left."""
+        self.taken_over, self.is_forgetful = now, True
+        for trainer in range(self.trainers):
+            record = self.records[trainer] = TrainerRecord(trainer)
+            record.attempt = attempts.get(trainer, 0)
+        for trainer in left:
+            self.records[trainer].left = True
+            self.left_count += 1
+            self.clock.leave(trainer, now)
+            self.meetings.leave(trainer)
+        self.missing = set(range(self.trainers)).difference(left)
+
+    def expect_all(self) -> None:
+        """All trainers are to be begun anew. Earlier attempts are refused from now on, because a number is left out."""
+        self.is_forgetful = False  # because all of them repeat their calls
+        for trainers in (self.missing, self.lost, self.estranged):
+            trainers.clear()
+        self.left_count = 0
+        self.meetings = Meetings(self.trainers, answer)
+        for trainer, record in self.records.items():
+            record.left = False
+            record.attempt += 1
+            self.clock.expect(trainer)
+
+    def check_can_meet(self, trainer: int) -> None:
+        """Refuse a trainer that would repeat collective calls of which another controller had the answers."""
+        if trainer in self.estranged:
+            raise InputError(
+                f"trainer {trainer} of run {self.number} was begun again after the scheduler had died, and would "
+                f"repeat its collective calls: what they gave was lost with the scheduler. End the others, and resume "
+                f"the run"
+            )
+
+    def is_outdated(self, trainer: int, attempt: int) -> bool:
+        """Whether a later attempt at a trainer counts than this one, which a controller has counted (-1: none has)."""
+        return 0 <= attempt < self.record(trainer).attempt
 
     def disconnect(self, record: TrainerRecord, now: float) -> None:
         """The connection of a trainer broke without LEAVE."""
@@ -171,8 +225,9 @@ class Run:
 
     def origins(self) -> list[list[int]]:
         """[first, how many] of the origins of its ops."""
-        portions = [] if self.work_leases is None else [[self.work_leases.origin, self.work_leases.total]]
-        return [[self.origin, self.trainers], *portions]
+        leases = self.work_leases
+        first, count = self.portions if leases is None else (leases.origin, leases.total)
+        return [[self.origin, self.trainers], *([[first, count]] if count else [])]
 
     def leased(self, trainer: int, request: LeaseRequest, now: float) -> LeaseAnswer:
         if self.work_leases is None:

@@ -45,6 +45,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -52,7 +53,9 @@ import msgspec
 from dps import config
 from dps.engine.controller.collectives import MAX_COLLECTED_BYTES
 from dps.engine.controller.run import ParkedRequest, Run, TrainerParty
+from dps.engine.controller.run_records import missing_for_too_long, surplus
 from dps.engine.controller.work_leases import WorkLeases
+from dps.engine.coordination.clock import checked_staleness
 from dps.engine.coordination.meetings import Meeting
 from dps.engine.coordination.origins import TaskOrigins, decode_key
 from dps.engine.state.names import check_name, shown
@@ -95,10 +98,14 @@ logger = logging.getLogger(__name__)
 
 # Largest values that the fields of a frame can hold.
 MAX_ORIGINS, MAX_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1
+# Number of origins that are left when more are set aside.
+FEW_ORIGINS = 2048
 # Time between two checks which Dask tasks have ended.
 SWEEP_SECONDS = 1.0
 # Number of elastic runs that are open at a time.
 MAX_ELASTIC_RUNS = 1000
+# Number of runs that wait for a driver which begins their trainers anew.
+MAX_INTERRUPTED_RUNS = 16
 
 
 class Note(Protocol):
@@ -138,10 +145,21 @@ class Runs:
         self.session, self.now = session, now
         self.patience, self.rejoin = config.seconds("clock"), config.seconds("rejoin")
         self.runs: dict[int, Run] = {}
-        self._last = self._origins = 0
+        self._before = 0  # the last run that another controller may have begun
+        self._last = self.origins = 0  # the last run, and how many origins have been given out
+        self.last_origin = MAX_ORIGINS  # higher origins may not be given out: see `session_record.py`
+        self.on_few_origins: Callable[[], object] = lambda: None  # called when half a block of origins is left
+        # Has the effect of a decision take place once that is committed; at once where there is no journal.
+        self.decide: Callable[[Callable[[], object]], None] = take_effect
+        self.recorded: set[int] | None = None  # runs that the last committed record has; None: there is no journal
+        self.grace = 0.0  # seconds for which trainers wait for another scheduler when this one dies
         self.tasks = TaskOrigins(self.allot, at_work)
-        self._note, self._task_of = note, task_of
+        self.note, self._task_of = note, task_of
         self._swept_at = now()
+
+    def begin_after(self, last: int) -> None:
+        """The first run gets the number after this one, because other controllers have used those before."""
+        self._last = self._before = last
 
     # -- the driver's side
 
@@ -150,7 +168,7 @@ class Runs:
         trainers: int,
         staleness: float | None,
         collecting: Sequence[str] = (),
-        restored: SavedRun | None = None,
+        resumed: SavedRun | None = None,
         partitions: Sequence[Sequence[int]] = (),
         elastic: bool = False,
         reassign: bool = False,
@@ -158,7 +176,7 @@ class Runs:
     ) -> int:
         """Begin a run of that many trainers; returns its number. `collecting` are tables that collect a clock's pushes.
 
-        With `restored`, it resumes the run of a checkpoint: at its clock, with its origins. With `warm_start`, trainer
+        With `resumed`, it resumes the run of a checkpoint: at its clock, with its origins. With `warm_start`, trainer
         0 begins alone, and the others when it has come to that clock.
         """
         active = [n for n, run in self.runs.items() if run.active and not run.elastic]
@@ -169,10 +187,12 @@ class Runs:
                 f"run {active[0]} of parameter server {self.session!r} is going on, and table {collecting[0]!r} "
                 f"collects the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
             )
-        clock = 0 if restored is None else restored.clock
+        if collecting and not elastic:  # because a table has the sums of one such run at a time
+            self._give_up(0)
+        clock = 0 if resumed is None else resumed.clock
         bound = math.inf if staleness is None else staleness
         run = Run(self._last + 1, trainers, bound, clock, elastic, warm_start)
-        run.origin = self.allot(trainers) if restored is None else restored.origin
+        run.origin = self.allot(trainers) if resumed is None else resumed.origin
         run.partitions = [list(part) for part in partitions]
         if reassign:
             run.work_leases = WorkLeases(run.partitions, clock, self.allot)
@@ -180,18 +200,35 @@ class Runs:
         self.runs[run.number] = run
         for number in [n for n, run in self.runs.items() if run.over][:-16]:
             del self.runs[number]  # the last few stay, because drivers may ask for them
+        self._give_up(MAX_INTERRUPTED_RUNS)
         return self._last
+
+    def _give_up(self, left: int) -> None:
+        """End interrupted runs that no driver has resumed, until so many are left; the oldest first."""
+        for run in surplus(self.runs.values(), left):
+            text = f"run {run.number}, whose scheduler had died, was given up, because another run began in its place"
+            self.note(text, stands=lambda: True)
+            self.stop(run.number, StoppedError(text))
 
     def allot(self, count: int) -> int:
         """The first of `count` new origins in a row."""
-        if self._origins + count > MAX_ORIGINS:
+        if self.origins + count > MAX_ORIGINS:
             raise LimitError(f"parameter server {self.session!r} has handed out all {MAX_ORIGINS} origins; start anew")
-        self._origins += count
-        return self._origins - count + 1
+        if self.origins + count > self.last_origin:
+            self.on_few_origins()
+            raise LimitError(
+                f"parameter server {self.session!r} has no {count} origins at hand: {self.last_origin - self.origins} "
+                f"are left, and its servers have not confirmed the record that sets more aside; try again"
+            )
+        self.origins += count
+        if self.origins + FEW_ORIGINS > self.last_origin:
+            self.on_few_origins()
+        return self.origins - count + 1
 
     def retire(self) -> list[list[int]]:
         """[first origin, how many] of the runs and tasks that have ended since the last call."""
-        over = [run for run in self.runs.values() if run.over and not run.retired]
+        going = self.recorded or ()  # for another controller, these runs would go on
+        over = [run for run in self.runs.values() if run.over and not run.retired and run.number not in going]
         for run in over:
             run.retired = True
         return [origins for run in over for origins in run.origins()] + self.tasks.take_ended()
@@ -232,15 +269,20 @@ class Runs:
 
         Trainers learn of it with the answers to their ticks; one that is too far ahead waits at its next tick.
         """
-        going = self.going(number)
+        going, bound = self.going(number), checked_staleness(staleness)
         for run in going:
-            released = run.clock.set_staleness(staleness)  # refuses what is no staleness
-            if run.staleness != run.clock.staleness:
-                before, run.staleness = run.staleness, run.clock.staleness
-                text = f"run {run.number}: staleness {run.staleness:g}, before {before:g} {by}".rstrip()
-                self._note(text, stands=lambda run=run: not run.over)  # type: ignore[misc]
-            self._release(run, released)
+            run.decided = bound
+            self.decide(partial(self._take_staleness, run, bound, by))
         return [run.number for run in going]
+
+    def _take_staleness(self, run: Run, bound: float, by: str) -> None:
+        """The staleness of a run is decided: from now on it holds."""
+        released = run.clock.set_staleness(bound)
+        if run.staleness != bound:
+            before, run.staleness = run.staleness, bound
+            text = f"run {run.number}: staleness {bound:g}, before {before:g} {by}".rstrip()
+            self.note(text, stands=lambda: not run.over)
+        self.release(run, released)
 
     def set_rejoin(self, number: int, seconds: float, setting: str) -> None:
         """Give lost trainers of a run so long to be back, if that is longer than ``dps.timeouts.rejoin``."""
@@ -269,6 +311,8 @@ class Runs:
         trainer = request.trainer
         incarnation = request.incarnation
         joins = request.joins
+        if request.run not in self.runs and request.run <= self._before:
+            raise StoppedError(f"run {request.run} has ended: its trainers have left, or it was stopped")
         run = self.known(request.run)
         if run.stopped is not None:
             raise run.stopped.with_traceback(None)  # because each raise would add its own traceback
@@ -278,6 +322,8 @@ class Runs:
         if incarnation is None:
             incarnation = 0 if current is None else current + 1
         again = current == incarnation
+        if run.is_outdated(trainer, request.attempt):
+            raise _replaced(run, trainer)
         if again and joins < record.joins:
             raise _replaced(run, trainer)  # the JOIN is from an older connection, which broke
         if again and run.elastic and record.left and joins == record.joins:
@@ -285,9 +331,11 @@ class Runs:
                 f"trainer {trainer} of run {run.number} has left, and comes again within one attempt ({incarnation}): "
                 f"are two partitions computed by one task (coalesce)? They would be taken for one; use repartition"
             )
-        attempt = record.attempt + (not again)
+        back = current is None and request.attempt >= 0  # another controller has counted its attempt
+        attempt = request.attempt if back else record.attempt + (not again)
         if attempt > MAX_ATTEMPTS:
             raise LimitError(f"trainer {trainer} of run {run.number} was begun {attempt} times already")
+        self.release(run, run.clock.advance(trainer, request.clock))
         clock = run.clock.join(trainer, incarnation, self.now())
         for waiting in (run.ticking.pop(trainer, None), run.meeting.pop(trainer, None)):
             if waiting is not None:
@@ -299,8 +347,12 @@ class Runs:
         staleness = None if math.isinf(run.staleness) else run.staleness
         portions = 0 if run.work_leases is None else run.work_leases.origin
         known = Joined(clock, staleness, run.trainers, run.origin + trainer, attempt, incarnation, portions)
-        answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start)
-        connection.reply(Header(frames.OK, request=header.request), encode(answer))
+        answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start, grace=self.grace)
+        reply = partial(connection.reply, Header(frames.OK, request=header.request), encode(answer))
+        if attempt:  # a controller that takes over must know it, or it would give the number again
+            self.decide(reply)
+        else:
+            reply()
 
     def tick(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
@@ -313,7 +365,7 @@ class Runs:
         released = run.clock.tick(trainer, clock, now)  # refuses one that may not tick
         _park(run.ticking, trainer, ParkedRequest(connection, header, now))
         run.ticked(trainer)
-        self._release(run, released)
+        self.release(run, released)
 
     def lease(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
@@ -331,6 +383,7 @@ class Runs:
             raise LimitError(
                 f"a collective takes up to {MAX_COLLECTED_BYTES} bytes a trainer, not {len(body)}: use a table"
             )
+        run.check_can_meet(trainer)
         clock, number, call_bytes = Collect.of(header)
         call = bytes(body[:call_bytes]).decode(errors="replace").strip()
         place, now = (clock, number), self.now()
@@ -341,7 +394,7 @@ class Runs:
         met = run.meetings.arrive(call, trainer, place, bytes(body[call_bytes:]))
         _park(run.meeting, trainer, ParkedRequest(connection, header, now))
         # A trainer that waits here pushes nothing before the others are here, so it does not hold back their ticks.
-        self._release(run, run.clock.leave(trainer, now))
+        self.release(run, run.clock.leave(trainer, now))
         self._end_meeting(run, met)
 
     def leave(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -356,13 +409,17 @@ class Runs:
             run.leave(record)
         record.seconds = msgspec.structs.asdict(request.seconds)
         connection.party = None
-        connection.reply(Header(frames.OK, request=header.request))
+        reply = partial(connection.reply, Header(frames.OK, request=header.request))
+        if run.elastic:
+            reply()
         if not record.left:
             return
         if request.failed:
             self.stop(run.number, StoppedError(f"trainer {trainer} failed: {shown(request.failed, 1000)}"))
         else:
             self._trainer_left(run, trainer)
+        if not run.elastic:  # otherwise a controller that takes over would wait for this trainer
+            self.decide(reply)
 
     def reserve(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         request = decode(Reserve, body)
@@ -379,7 +436,7 @@ class Runs:
                 f"which are reserved: {', '.join(f'{n} for {w!r}' for w, (_, n) in run.reserved.items()) or 'none'}"
             )
         run.reserved[name] = first, count
-        connection.reply(Header(frames.OK, request=header.request), encode(Reserved(first)))
+        self.decide(partial(connection.reply, Header(frames.OK, request=header.request), encode(Reserved(first))))
 
     def peek(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         request = decode(Peek, body)
@@ -421,7 +478,11 @@ class Runs:
             if run.stopped is not None:
                 continue
             rejoin, setting = run.rejoin or (self.rejoin, "dps.timeouts.rejoin")
-            for trainer in [t for t, since in run.lost.items() if now - since > rejoin and not run.elastic]:
+            if (error := missing_for_too_long(run, now, max(self.grace, self.rejoin))) is not None:
+                self.stop(run.number, error)
+            alone = run.interrupted and not run.connected  # no trainer waits, and a driver may begin them all anew
+            lost = {} if run.elastic or alone else run.lost
+            for trainer in [t for t, since in lost.items() if now - since > rejoin]:
                 place = run.record(trainer).where
                 clock = run.clock.clock_of(trainer)
                 self.stop(
@@ -463,7 +524,8 @@ class Runs:
             raise run.stopped.with_traceback(None)  # because each raise would add its own traceback
         return run, trainer
 
-    def _release(self, run: Run, trainers: list[int]) -> None:
+    def release(self, run: Run, trainers: list[int]) -> None:
+        """Answer the ticks of these trainers, whose wait is over."""
         answer = TickAnswer(run.trainers - run.left_count, run.staleness, run.clock.minimum)
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
@@ -471,7 +533,7 @@ class Runs:
                 waiting.connection.reply(answer.header(waiting.header.request))
 
     def _trainer_left(self, run: Run, trainer: int) -> None:
-        self._release(run, run.clock.leave(trainer, self.now()))
+        self.release(run, run.clock.leave(trainer, self.now()))
         self._end_meeting(run, run.meetings.leave(trainer))
 
     def _end_meeting(self, run: Run, meeting: Meeting | None) -> None:
@@ -484,6 +546,10 @@ class Runs:
         for waiting in run.meeting.values():
             _answer_meeting(waiting, meeting)
         run.meeting.clear()
+
+
+def take_effect(effect: Callable[[], object]) -> None:
+    effect()
 
 
 def _park(waiting: dict[int, ParkedRequest], trainer: int, request: ParkedRequest) -> None:

@@ -19,11 +19,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from dps import config
 from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import (
     Ask,
     CallServers,
+    Commit,
     InEndpoint,
     Lock,
     Procedure,
@@ -35,6 +38,7 @@ from dps.engine.controller.procedures import (
     raised,
 )
 from dps.engine.controller.server_record import ServerRecord
+from dps.engine.wire.journal_messages import KeptRecord
 from dps.errors import ClosedError, ServerGoneError, TooFewWorkersError
 
 __all__ = ["MAINTENANCE_SECONDS", "ServerProcedures", "Workers"]
@@ -76,12 +80,20 @@ class Workers(Protocol):
         """Begin to make the server's actor on its worker."""
         ...
 
+    def take_up(self, server: ServerRecord, ballot: tuple[int, str]) -> object:
+        """Begin to make an actor of a server that is there already, and have it follow this controller."""
+        ...
+
     def failure(self, server: ServerRecord) -> object:
         """Raise the error with which the actor failed."""
         ...
 
     def adopt(self, server: ServerRecord) -> object:
         """Have the scheduler keep the actor, if it was made."""
+        ...
+
+    def leave_actor(self, server: ServerRecord) -> object:
+        """Have the scheduler forget the actor, whose server goes on."""
         ...
 
     def close(self, server: ServerRecord) -> object:
@@ -232,6 +244,44 @@ class ServerProcedures:
             yield Sleep(self._start_poll)
         yield Ask(self._workers.adopt, (server,))
 
+    # -- after another controller
+
+    def take_up(self, number: int, worker: str, ballot: tuple[int, str]) -> Procedure[KeptRecord | None]:
+        """Take up a server that there was before this controller, on that worker; what it keeps of the journal.
+
+        It is not ready yet. Where this fails, for one because the server still hears from another controller, it may be
+        tried again.
+        """
+        server = yield InEndpoint(self.membership.expect_server, (number, worker, self._key.format(number)))
+        try:
+            yield Ask(self._workers.take_up, (server, ballot))
+            yield from self._wait_until_up(server, config.seconds("start"))
+            (answer,) = raised((yield CallServers((ServerCall(number, "kept_record"),))))
+        except BaseException:
+            yield Uninterrupted(self._leave(server))
+            raise
+        return msgspec.msgpack.decode(answer, type=KeptRecord | None)
+
+    def _leave(self, server: ServerRecord) -> Procedure[None]:
+        yield Ask(self._workers.leave_actor, (server,))
+
+    def resume(self, servers: int) -> Procedure[None]:
+        """Go on with the servers that were taken up, and have so many from now on."""
+        self.wanted = servers
+        self.dedicated = self._workers.candidates()[1]
+        up = [server for server in self.servers() if server.up]
+        for server in up:
+            (code,) = raised((yield CallServers((ServerCall(server.number, "functions_code"),))))
+            self.membership.functions.update(code)
+        for server in up:
+            yield from self.bring(server)
+
+    def bring(self, server: ServerRecord) -> Procedure[None]:
+        """Bring a server that was taken up what it lacks, and have it drop what is not this session's."""
+        yield from holding([self.tables_change], self._bring_tables(server))
+        tables = [spec["id"] for spec in self.membership.specs.values()]
+        raised((yield CallServers((ServerCall(server.number, "claim", (tables,)),))))
+
     # -- changing their number
 
     def scale(self, servers: int) -> Procedure[None]:
@@ -302,5 +352,9 @@ class ServerProcedures:
     def _shrink(self, servers: list[ServerRecord]) -> Procedure[None]:
         if self._missing() < 0:  # a server that had been replaced is back
             yield InEndpoint(self.membership.trim, (self.wanted,))
-        for server in [s for s in servers if s.leaving and self.membership.empty(s.number)]:
-            yield from self._close_server(server)
+        empty = [s for s in servers if s.leaving and self.membership.empty(s.number)]
+        if empty:
+            yield Commit()  # until then another controller could still count on their replicas
+        for server in empty:
+            if not self.membership.keeps_journal(server.number):  # else the next controller would miss its record
+                yield from self._close_server(server)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from dps.engine.telemetry.snapshot import ServerPhase
 from dps.engine.wire.protocols import RoleConnection
 
 __all__ = ["ServerRecord"]
+
+
+# Largest number of answers to heartbeats of one server that are remembered until it has confirmed them.
+MAX_ANSWERED = 64
 
 
 class ServerRecord:
@@ -24,7 +30,27 @@ class ServerRecord:
         self.leaving = False  # it is to be emptied and closed
         # Calls about tables and functions, (method, arguments), that it could not take while it was out of reach.
         self.missed: list[tuple[str, tuple[object, ...]]] = []
+        # Heartbeat -> when it was answered, a moment after which it was sent, whether the answer renewed the lease; the
+        # last ones only.
+        self.answered: dict[int, tuple[float, float, bool]] = {}
+        self.bound_at = -math.inf  # the lease that it surely got last began after that
+        self.confirmed_at = -math.inf  # when the last answer was sent that the server is known to have
+        self.must_follow = False  # it was another controller's, so it must have followed this one before it connects
+        self.connected_at = -math.inf  # when it last connected to this controller
         self.unfit_until = 0.0  # it was out of step, and joins no chain before
+
+    def answer(self, heartbeat: int, known: int, now: float, renews: bool) -> None:
+        """Note that a heartbeat is answered now, and that the server has said that it knows the answer to another.
+
+        A heartbeat was sent after the answer that it names, so a lease that counts from the heartbeat began after that.
+        """
+        for number in [number for number in self.answered if number <= known]:
+            answered_at, sent_after, renewed = self.answered.pop(number)
+            self.confirmed_at = max(self.confirmed_at, answered_at)
+            if renewed:
+                self.bound_at = max(self.bound_at, sent_after)
+        if len(self.answered) < MAX_ANSWERED:
+            self.answered[heartbeat] = now, self.confirmed_at, renews
 
     @property
     def up(self) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import (
     CallServers,
+    Commit,
     InEndpoint,
     Lock,
     Procedure,
@@ -42,7 +43,7 @@ class TableProcedures:
     """How tables of one parameter server are made and dropped.
 
     `tables_change` is held while a table is made or dropped.
-    `new_id` gives a number for a table, which no other table gets.
+    `new_id` gives a number for a table, which no other table gets; `new_salt` gives one at random, of 63 bits.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class TableProcedures:
         up: Callable[[], list[ServerRecord]],
         tables_change: Lock,
         new_id: Callable[[], int],
+        new_salt: Callable[[], int],
     ):
         self.membership = membership
         self._up = up
         self._tables_change = tables_change
-        self.new_id = new_id
+        self.new_id, self._new_salt = new_id, new_salt
 
     def add(self, fields: Description, exist_ok: bool = False, free: Iterable[str] = ()) -> Procedure[Description]:
         """Make a table on all servers, then publish it, so that a client never sees a part of one. Returns its fields.
@@ -82,7 +84,7 @@ class TableProcedures:
 
         ``loading(table, shards)`` gives the arguments with which a server loads its shards of the table.
         """
-        spec = {**fields, "id": self.new_id()}
+        spec = {**fields, "id": self.new_id(), "salt": self._new_salt()}
         places: list[Place] = yield InEndpoint(self.membership.add_table, (spec,))
         holders = {s.number: [n for n, p in enumerate(places) if s.number in p.chain] for s in self._up() if s.ready}
         creating = [ServerCall(number, "create_table", (spec, shards)) for number, shards in holders.items()]
@@ -121,6 +123,14 @@ class TableProcedures:
             if server.missed or (server.ready and server.number not in answers):
                 server.missed.append(("drop_table", (table,)))
 
+    def discard(self, table: int) -> Procedure[None]:
+        """Have all servers drop a table that was published, by its number, once no record has it any more.
+
+        Until then another controller could still go on with it, and its rows would be lost.
+        """
+        yield Commit()
+        yield from self.forget(table)
+
     def drop(self, name: str) -> Procedure[None]:
         """Drop a table: clients see it no more, then the servers forget it."""
         return holding([self._tables_change], self._drop(name))
@@ -137,7 +147,7 @@ class TableProcedures:
     def _drop(self, name: str) -> Procedure[None]:
         self.known(name)
         spec = yield InEndpoint(self.membership.drop_table, (name,))
-        yield from self.forget(spec["id"])
+        yield from self.discard(spec["id"])
 
 
 def check_same_table(
@@ -148,7 +158,7 @@ def check_same_table(
     if not exist_ok:
         raise NameInUseError(f"{table} already; drop it, take another name, or pass exist_ok=True to use it as it is")
     one, other = TableSpec.from_dict(dict(there)), TableSpec.from_dict({**asked, "id": 1})
-    pairs = {k: (getattr(one, k), getattr(other, k)) for k in asked if k not in {"id", *free}}
+    pairs = {k: (getattr(one, k), getattr(other, k)) for k in asked if k not in {"id", "salt", *free}}
     differ = {k: values for k, values in pairs.items() if values[0] != values[1]}
     if differ:
         what = "; ".join(

@@ -17,10 +17,10 @@ import msgspec
 from dps.engine.controller.session import Session
 from dps.engine.telemetry.run_history import encode_history
 from dps.engine.telemetry.snapshot import ServerAnswer
-from dps.engine.wire.messages import AdaptRule, CheckpointOptions, CheckpointSchedule, RestoreRequest
+from dps.engine.wire.messages import AdaptRule, CheckpointOptions, CheckpointSchedule, InterruptedRun, RestoreRequest
 from dps.errors import DPSError, InputError, StoppedError
 
-__all__ = ["SESSION_VERBS"]
+__all__ = ["DECISIONS", "SESSION_VERBS"]
 
 M = TypeVar("M", bound=msgspec.Struct | dict)
 
@@ -90,6 +90,17 @@ async def split_table(session: Session, *, table: str, shards: int | None) -> by
     return msgspec.msgpack.encode(await session.carry_out(session.resharding.split(table, shards)))
 
 
+async def merge_table(session: Session, *, table: str, shards: int | None, seconds: float | None) -> bytes:
+    """Cut a table into fewer shards, half as many by default; the answer has the fields of a `TableSpec`, encoded."""
+    limits = {} if seconds is None else {"seconds": float(seconds)}
+    return msgspec.msgpack.encode(await session.carry_out(session.resharding.merge(table, shards, **limits)))
+
+
+async def rebalance(session: Session, *, seconds: float) -> bytes:
+    """Even the measured load of the servers out, within so many seconds; a `RebalanceReport`, encoded."""
+    return msgspec.msgpack.encode(await session.carry_out(session.rebalancing.rebalance(float(seconds))))
+
+
 async def drop_table(session: Session, *, table: str) -> None:
     await session.actors.drop_table(table)
 
@@ -117,9 +128,14 @@ async def schedule_checkpoints(session: Session, *, schedule: bytes | None) -> N
 
 
 async def restore(session: Session, *, request: bytes) -> bytes:
-    """Restore tables from a checkpoint; `request` is a `RestoreRequest`, the answer a `RestoreAnswer`, encoded."""
+    """Restore tables from a checkpoint; `request` is a `RestoreRequest`, the answer a `RestoreAnswer`, encoded.
+
+    Interrupted runs end, because the ledgers of the restored tables do not know them.
+    """
     restoring = session.checkpoints.restore(decode(RestoreRequest, request))
-    return msgspec.msgpack.encode(await session.carry_out(restoring))
+    answer = msgspec.msgpack.encode(await session.carry_out(restoring))
+    await session.in_endpoint(session.interrupted_runs.end, "tables were restored from a checkpoint")
+    return answer
 
 
 # -- runs
@@ -137,6 +153,8 @@ async def start_run(
     warm_start: int = 0,
 ) -> int:
     """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
+    if session.journal is not None:
+        await session.journal.set_origins_aside(trainers)
     collecting = session.ends.collecting()
     restored = session.checkpoints.resumable(trainers) if resume else None
     args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start)
@@ -175,6 +193,16 @@ async def set_rejoin(session: Session, *, run: int, seconds: float, setting: str
     await session.in_endpoint(session.runs.set_rejoin, run, float(seconds), setting)
 
 
+async def resume_run(session: Session, *, run: int = 0) -> bytes:
+    """Have a driver begin all trainers of an interrupted run anew (0: the only one); an `InterruptedRun`, encoded."""
+    number: int = await session.in_endpoint(session.interrupted_runs.choose, run)
+    await session.await_end_of_trainers(number)
+    await session.await_shards()
+    await session.learn_clocks()
+    saved = await session.in_endpoint(session.interrupted_runs.begin_anew, number)
+    return msgspec.msgpack.encode(InterruptedRun(number, saved))
+
+
 async def stop_run(session: Session, *, run: int, reason: str) -> None:
     await session.in_endpoint(session.runs.stop, run, StoppedError(reason))
 
@@ -190,6 +218,11 @@ async def settle(session: Session, *, keep: bool) -> None:
     await session.settle(keep)
 
 
+# What is decided by these verbs is committed before the driver gets an answer.
+DECISIONS = {"scale", "adapt", "retire", "add_table", "split_table", "drop_table", "add_function", "restore"}
+DECISIONS |= {"merge_table", "rebalance", "schedule_checkpoints", "start_run", "set_staleness", "set_rejoin"}
+DECISIONS |= {"resume_run", "stop_run", "end_run"}
+
 SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "scale": scale,
     "adapt": adapt,
@@ -198,13 +231,16 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "snapshot": snapshot,
     "history": history,
     "add_table": add_table,
+    "merge_table": merge_table,
     "split_table": split_table,
+    "rebalance": rebalance,
     "drop_table": drop_table,
     "add_function": add_function,
     "checkpoint": checkpoint,
     "schedule_checkpoints": schedule_checkpoints,
     "restore": restore,
     "start_run": start_run,
+    "resume_run": resume_run,
     "progress": progress,
     "set_staleness": set_staleness,
     "set_rejoin": set_rejoin,

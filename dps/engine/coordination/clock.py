@@ -52,7 +52,7 @@ import numbers
 
 from dps.errors import InputError, StoppedError
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "checked_staleness"]
 
 
 class TrainerState(enum.Enum):
@@ -90,7 +90,7 @@ class Clock:
     def __init__(self, staleness: float, trainers: int, start: int = 0, warm_start: int = 0):
         if trainers < 1:
             raise InputError(f"a run needs at least one trainer, not {trainers}")
-        self.staleness = _staleness(staleness)
+        self.staleness = checked_staleness(staleness)
         self.trainers = trainers
         self.warm_start = warm_start
         others = max(start, warm_start)
@@ -171,9 +171,32 @@ class Clock:
             self._states[trainer] = TrainerState.LOST
             self._waiting.pop(trainer, None)
 
+    def advance(self, trainer: int, clock: int) -> list[int]:
+        """It is known without a tick that `trainer` has completed `clock` iterations. Returns as :meth:`tick` does.
+
+        If it was waiting at an earlier clock, that wait ends without an answer: it will ask again.
+        """
+        self._check_trainer(trainer)
+        if clock > self._clocks[trainer]:
+            if self._states[trainer] is not TrainerState.LEFT:
+                self._uncount(self._clocks[trainer])
+                self._count(clock)
+            self._clocks[trainer] = clock
+            self._waiting.pop(trainer, None)
+        return self._settle()
+
+    def expect(self, trainer: int) -> None:
+        """`trainer` is to be begun anew: it counts at its clock, and whichever incarnation joins first is it."""
+        self._check_trainer(trainer)
+        if self._states[trainer] is TrainerState.LEFT:
+            self._count(self._clocks[trainer])
+        self._states[trainer], self._incarnations[trainer] = TrainerState.EXPECTED, None
+        self._waiting.pop(trainer, None)
+        self._settle()  # releases no trainer, because the minimum can only fall here
+
     def set_staleness(self, staleness: float) -> list[int]:
         """Set the bound. Returns all trainers whose wait is over; a trainer too far ahead waits at its next tick."""
-        self.staleness = _staleness(staleness)
+        self.staleness = checked_staleness(staleness)
         return self._settle()
 
     # -- questions
@@ -280,7 +303,8 @@ class Clock:
         return f"trainer {trainer} is at clock {clock}, last heard of {age:.0f} s ago{lost}"
 
 
-def _staleness(value: float) -> float:
+def checked_staleness(value: float) -> float:
+    """A staleness, or an InputError that says why it is none."""
     if value == math.inf:
         return math.inf
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value >= 0 or value != int(value):

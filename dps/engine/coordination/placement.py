@@ -7,21 +7,35 @@ refuses ops of an earlier epoch than its fence, because they come from a server 
 `place` makes the first placement, `without` answers failures, and `next_steps` says, shard by shard, what to do next so
 that every shard has as many copies as it should, leaving servers empty out, and the load is even. Steps are small, each
 leads to a placement that is as safe as the one before, and the controller may stop between any two.
+
+The load of a server is the sum of the **weights** of its copies. Each shard weighs 1, so servers get equally many,
+unless the caller gives other weights (`coordination/rebalancing.py` measures them). Each move then takes the copy whose
+move lowers the larger load of the two servers most, so that few copies move; a move that gains less than `LEAST_GAIN`
+of the mean load is not made.
 """
 
 from __future__ import annotations
 
 import enum
+import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dps.errors import InputError
 
 __all__ = [
-    *("Place", "PlacementStep", "StepKind"),
+    *("EVEN", "Place", "PlacementStep", "StepKind", "Weights"),
     *("appended", "handed_over", "joined", "next_steps", "place", "rechained", "surplus", "without"),
 ]
+
+# Table -> the weight of each of its shards. The shards of a table that is not named weigh 1.
+Weights: TypeAlias = Mapping[str, Sequence[float]]
+EVEN: Weights = types.MappingProxyType({})
+NOWHERE: Mapping[str, int] = types.MappingProxyType({})  # no table's shards are brought together
+# A move of unequal weights has to lower the larger load of two servers by this part of the mean load. Equal weights
+# need no such limit, because each of their moves lowers it by a whole shard.
+LEAST_GAIN = 0.1
 
 
 class StepKind(enum.StrEnum):
@@ -137,7 +151,9 @@ def handed_over(old: Place, step: PlacementStep, servers: Collection[int], copie
     and not yet missed.
     """
     chain = [n for n in old.chain if n != step.server]
-    if step.kind == StepKind.LEAD and step.server in old.chain and step.server in servers:
+    if step.kind == StepKind.LEAD:
+        if step.server not in old.chain or step.server not in servers:
+            return old._replace(stepping_down=False)  # because the other one was lost, or leaves
         chain.insert(0, step.server)
     leaves = step.kind == StepKind.DROP and step.server not in servers
     if sum(n in servers for n in chain) < (copies if leaves else max(1, min(copies, len(servers)))):
@@ -152,6 +168,8 @@ def next_steps(
     moves: int,
     unfit: Collection[int] = (),
     resting: Collection[tuple[str, int]] = (),
+    weights: Weights = EVEN,
+    together: Mapping[str, int] = NOWHERE,
 ) -> Iterator[PlacementStep]:
     """The steps to take now: copies that are missing or too many, servers to be emptied; if there are none, even load.
 
@@ -169,6 +187,10 @@ def next_steps(
         Servers that are not to join a chain now.
     resting : collection of (str, int)
         Table and shard where the primary is not asked to hand over now, because it could not do so a moment ago.
+    weights : mapping of str to sequence of float
+        Table -> the weight of each shard. The mean of all shards is about 1, which is the weight of those not named.
+    together : mapping of str to int
+        Table -> how many neighbouring shards are to lie on the same servers: on those of the first one.
 
     Yields
     ------
@@ -180,33 +202,53 @@ def next_steps(
     >>> list(next_steps({"w": (2, [Place((0,), None, (1,))])}, [0, 3], [], moves=4))
     [PlacementStep(kind=<StepKind.JOIN: 'join'>, table='w', shard=0, server=3)]
     """
-    load = Counter(dict.fromkeys(servers, 0))
-    load.update(n for _, shards in tables.values() for p in shards for n in p.line if n in load)
+    load = _load(tables, servers, weights)
     free = moves - sum(p.joiner is not None for _, shards in tables.values() for p in shards)
     moving = False  # some shard needs a step, or is in the middle of one
     fine: list[_Shard] = []
-    for each in _shards(tables, load, leaving):
-        name, number, p, copies = each
+    for each in _shards(tables, load, leaving, weights):
+        name, number, p, copies, weight = each
         step = _mend(p._replace(chain=p.line), copies, load, leaving, unfit)
+        if name in together:
+            first = tables[name][1][number - number % together[name]]
+            step = _gather(p, first.chain, step, load, unfit)
         moving = moving or each.under_way or step is not None
         if step is None:
-            fine += [] if each.under_way else [each]
+            fine += [] if each.under_way or name in together else [each]
             continue
         kind, server = step
         if kind == StepKind.DROP and server in load:
-            load[server] -= 1  # as it will be
+            load[server] -= weight  # because later steps reckon with the load after this one
         if each.under_way or (kind == StepKind.JOIN and free <= 0):
             continue
         if kind == StepKind.DROP and server == p.chain[0] and (name, number) in resting:
             continue
         if kind == StepKind.JOIN:
             free -= 1
-            load[server] += 1
+            load[server] += weight
         yield PlacementStep(kind, name, number, server)
     spread = list(_spread(fine, load, free, unfit))
     yield from spread
     if not moving and not spread:
-        yield from _even_out_primaries(tables, fine, load, resting)
+        yield from _even_out_primaries(tables, fine, load, resting, weights)
+
+
+_Load: TypeAlias = dict[int, float]  # server -> the sum of its weights
+
+
+def _weight(weights: Weights, table: str, shard: int) -> float:
+    return weights[table][shard] if table in weights else 1
+
+
+def _load(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collection[int], weights: Weights) -> _Load:
+    """The weights that each server has, joiners included."""
+    load: _Load = dict.fromkeys(servers, 0)
+    for name, (_, places) in tables.items():
+        for number, p in enumerate(places):
+            for n in p.line:
+                if n in load:
+                    load[n] += _weight(weights, name, number)
+    return load
 
 
 class _Shard(NamedTuple):
@@ -216,6 +258,7 @@ class _Shard(NamedTuple):
     number: int
     place: Place
     copies: int
+    weight: float
 
     @property
     def under_way(self) -> bool:
@@ -223,14 +266,14 @@ class _Shard(NamedTuple):
 
 
 def _shards(
-    tables: Mapping[str, tuple[int, Sequence[Place]]], load: Counter[int], leaving: Collection[int]
+    tables: Mapping[str, tuple[int, Sequence[Place]]], load: _Load, leaving: Collection[int], weights: Weights
 ) -> list[_Shard]:
     """The shards that can be copied, those first with which something is under way.
 
     A shard is lost, or there is no server now from which a joiner could copy it, if the last of its chain is not up.
     """
     shards = [
-        _Shard(name, number, p, copies)
+        _Shard(name, number, p, copies, _weight(weights, name, number))
         for name, (copies, places) in tables.items()
         for number, p in enumerate(places)
         if p.chain and (p.chain[-1] in load or p.chain[-1] in leaving)
@@ -258,7 +301,7 @@ def surplus(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collecti
 
 
 def _mend(
-    p: Place, copies: int, load: Counter[int], leaving: Collection[int], unfit: Collection[int]
+    p: Place, copies: int, load: _Load, leaving: Collection[int], unfit: Collection[int]
 ) -> tuple[StepKind, int] | None:
     """What one shard needs, whatever the load: more copies, fewer copies, or copies elsewhere than on `leaving`."""
     staying = [n for n in p.chain if n in load]
@@ -274,26 +317,65 @@ def _mend(
     return None
 
 
-def _spread(fine: list[_Shard], load: Counter[int], free: int, unfit: Collection[int]) -> Iterator[PlacementStep]:
-    """Steps towards the same number of copies on every server. The fullest one gives up its copy once there is another.
+def _gather(
+    p: Place, chain: Sequence[int], step: tuple[StepKind, int] | None, load: _Load, unfit: Collection[int]
+) -> tuple[StepKind, int] | None:
+    """The step that brings a shard to the servers of `chain`; `step` is the one that it needs for other reasons."""
+    if not chain or any(n not in load for n in chain):  # because the first shard is lost, or leaves a server
+        return step
+    missing = [n for n in chain if n not in p.line and n not in unfit]
+    surplus = [n for n in p.line if n not in chain and n in load]
+    if step is not None and step[0] == StepKind.JOIN:
+        return (StepKind.JOIN, missing[0]) if missing else step
+    if step is not None and step[1] not in load:
+        return step
+    if surplus and step is not None:  # one copy is too many, as that is, too
+        return StepKind.DROP, surplus[-1]
+    return (StepKind.JOIN, missing[0]) if missing else step
+
+
+def _gain(weight: float, gap: float) -> float:
+    """How much the larger of two loads, which differ by `gap`, falls when a weight goes over to the smaller one."""
+    return min(weight, gap - weight)
+
+
+def _least_gain(load: _Load) -> float:
+    return min(1.0, LEAST_GAIN * sum(load.values()) / max(1, len(load)))
+
+
+def _spread(fine: list[_Shard], load: _Load, free: int, unfit: Collection[int]) -> Iterator[PlacementStep]:
+    """Steps towards the same load on every server. The fullest one gives up its copy once there is another.
 
     `load` is as it will be when all that is under way is over, and these steps, too. Of the fullest server's shards,
-    one of the table goes that is spread least evenly over the two servers, because requests go to all shards.
+    the one goes that gains most; of equals, one of the table that is spread least evenly over the two servers, because
+    requests go to all shards. If weights differ, and one shard is nearly all of the fullest server's load, so that none
+    gains enough, the next server gives one up.
     """
     held = Counter((each.table, n) for each in fine for n in each.place.chain)
+    least, even = _least_gain(load), all(each.weight == 1 for each in fine)
     while free > 0 and len(load) > 1:
-        fullest, emptiest = max(load, key=lambda n: (load[n], -n)), min(load, key=lambda n: (load[n], n))
-        if load[fullest] - load[emptiest] <= 1 or emptiest in unfit:
+        sources, emptiest = sorted(load, key=lambda n: (-load[n], n)), min(load, key=lambda n: (load[n], n))
+        rank: dict[_Shard, tuple[float, int, int]] = {}  # shard -> how good its move is, if it gains enough
+        for fullest in sources[: 1 if even else None]:
+            gap = load[fullest] - load[emptiest]
+            if gap <= (1 if even else least):
+                return
+            able = [each for each in fine if fullest in each.place.chain and emptiest not in each.place.chain]
+            rank = {
+                each: (_gain(each.weight, gap), held[each.table, fullest] - held[each.table, emptiest], each.number)
+                for each in able
+                if _gain(each.weight, gap) >= least
+            }
+            if rank:
+                break
+        if not rank or emptiest in unfit:
             return
-        able = [each for each in fine if fullest in each.place.chain and emptiest not in each.place.chain]
-        if not able:
-            return
-        each = max(able, key=lambda each: (held[each.table, fullest] - held[each.table, emptiest], each.number))
+        each = max(rank, key=rank.__getitem__)
         fine.remove(each)
         held[each.table, fullest] -= 1
         held[each.table, emptiest] += 1
-        load[fullest] -= 1
-        load[emptiest] += 1
+        load[fullest] -= each.weight
+        load[emptiest] += each.weight
         free -= 1
         yield PlacementStep(StepKind.JOIN, each.table, each.number, emptiest)
 
@@ -301,17 +383,23 @@ def _spread(fine: list[_Shard], load: Counter[int], free: int, unfit: Collection
 def _even_out_primaries(
     tables: Mapping[str, tuple[int, Sequence[Place]]],
     fine: list[_Shard],
-    load: Counter[int],
+    load: _Load,
     resting: Collection[tuple[str, int]],
+    weights: Weights,
 ) -> Iterator[PlacementStep]:
-    """One step towards the same number of primaries on every server."""
-    heads = Counter(dict.fromkeys(load, 0))
-    heads.update(p.chain[0] for _, shards in tables.values() for p in shards if p.chain and p.chain[0] in heads)
-    best: tuple[int, PlacementStep] | None = None  # the gain of a step, and the step
-    for name, number, p, _ in fine:
+    """One step towards the same weight of primaries on every server."""
+    heads: _Load = dict.fromkeys(load, 0)
+    for name, (_, places) in tables.items():
+        for number, p in enumerate(places):
+            if p.chain and p.chain[0] in heads:
+                heads[p.chain[0]] += _weight(weights, name, number)
+    least = _least_gain(heads)
+    best: tuple[tuple[float, float], PlacementStep] | None = None  # the gain of a step and the gap, and the step
+    for name, number, p, _, weight in fine:
         for backup in () if (name, number) in resting else p.chain[1:]:
-            gain = heads[p.chain[0]] - heads[backup] if backup in heads else 0
-            if gain > 1 and (best is None or gain > best[0]):
-                best = gain, PlacementStep(StepKind.LEAD, name, number, backup)
+            gap = heads.get(p.chain[0], 0) - heads[backup] if backup in heads else 0
+            gain = _gain(weight, gap)
+            if gain >= least and (best is None or (gain, gap) > best[0]):
+                best = (gain, gap), PlacementStep(StepKind.LEAD, name, number, backup)
     if best is not None:
         yield best[1]

@@ -7,7 +7,8 @@ cdef int64_t survey_keys(
 cdef bint scatter_keys(
     const int64_t *keys,
     const int64_t *cells,
-    int64_t count,
+    int64_t first,
+    int64_t end,
     int64_t rows,
     int64_t shards,
     int bits,
@@ -17,15 +18,6 @@ cdef bint scatter_keys(
 ) noexcept nogil
 cdef int64_t number_part(
     const int64_t *keys, int64_t first, int64_t end, int32_t *target, int64_t distinct
-) noexcept nogil
-cdef void list_distinct(
-    const int64_t *keys,
-    const int64_t *starts,
-    const int32_t *target,
-    int64_t shards,
-    int64_t count,
-    int64_t *out_keys,
-    int64_t *out_starts,
 ) noexcept nogil
 cdef bint add_rows(
     int kind,

@@ -179,7 +179,7 @@ def scatter(
     if not same or cnp.PyArray_SIZE(starts) != shards + 1:
         raise ValueError(f"order, grouped and starts do not fit {count} keys and {shards} shards")
     with nogil:
-        done = scatter_keys(source, cell, count, rows, shards, bits, start, place, target)
+        done = scatter_keys(source, cell, 0, count, rows, shards, bits, start, place, target)
     if not done:
         raise MemoryError
 
@@ -187,7 +187,8 @@ def scatter(
 cdef bint scatter_keys(
     const int64_t *keys,
     const int64_t *cells,
-    int64_t count,
+    int64_t first,
+    int64_t end,
     int64_t rows,
     int64_t shards,
     int bits,
@@ -195,16 +196,16 @@ cdef bint scatter_keys(
     int32_t *order,
     int64_t *grouped,
 ) noexcept nogil:
-    """As :func:`scatter`; False for want of memory. Where keys have no cells of their own, they are the cells."""
+    """As :func:`scatter`, for keys first to end - 1; False for want of memory. Keys without cells are the cells."""
     cdef uint64_t hashes[DPS_HASHED]
-    cdef int64_t first = 0, i, j, size, shard
+    cdef int64_t i, j, size, shard
     cdef int64_t *nexts = <int64_t *> malloc(shards * sizeof(int64_t))
     if nexts == NULL:
         return False
     for i in range(shards):
         nexts[i] = starts[i]
-    while first < count:
-        size = min(<int64_t> DPS_HASHED, count - first)
+    while first < end:
+        size = min(<int64_t> DPS_HASHED, end - first)
         if rows == 0:
             dps_hash_keys(cells + first, size, hashes)
         for i in range(first, first + size):

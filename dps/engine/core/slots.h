@@ -19,16 +19,23 @@ static inline int32_t dps_shared_row(const dps_slot *slot) {
     return __atomic_load_n(&slot->row, __ATOMIC_RELAXED);
 }
 
-/* The slot in which a key is if nothing else is there: its hash, less the first bits, scaled to the table's size. */
-static inline int64_t dps_home(int64_t key, int bits, int64_t capacity) {
-    return (int64_t)((((dps_mix((uint64_t)key) << bits) >> 32) * (uint64_t)capacity) >> 32);
+/* The place of a key in the order of an index: the hash of the key and the index's salt. No two keys have the same one.
+   It says nothing about the hash of the key alone, by which shards are chosen and callers sort keys, because all bits
+   of the key are turned first, also where the salt is 0. */
+static inline uint64_t dps_rank(int64_t key, uint64_t salt) {
+    return dps_mix((uint64_t)key ^ ~salt);
 }
 
-/* homes[i] = dps_home(keys[i]) */
+/* The slot in which a key is if nothing else is there: its rank, scaled to the table's size. */
+static inline int64_t dps_home(int64_t key, uint64_t salt, int64_t capacity) {
+    return (int64_t)(((dps_rank(key, salt) >> 32) * (uint64_t)capacity) >> 32);
+}
+
+/* homes[i] = dps_home(keys[i], salt, capacity) */
 DPS_CLONES
-static void dps_homes(const int64_t *keys, int64_t count, int bits, int64_t capacity, int64_t *homes) {
+static void dps_homes(const int64_t *keys, int64_t count, uint64_t salt, int64_t capacity, int64_t *homes) {
     for (int64_t i = 0; i < count; i++) {
-        homes[i] = dps_home(keys[i], bits, capacity);
+        homes[i] = dps_home(keys[i], salt, capacity);
     }
 }
 

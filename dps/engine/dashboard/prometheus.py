@@ -46,6 +46,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "epoch": ("Number of the placement, which changes when shards move or servers come and go", ()),
     "moves": ("Shards on their way to another server", ()),
     "server_failures_total": ("Servers that were lost or fell silent, so that others took over", ()),
+    "rebalanced_total": ("Shards that were moved, and tables that were split, because of their load", ("what",)),
     "servers": ("Servers by state", ("state",)),
     "servers_wanted": ("Servers that there should be", ()),
     "checkpoint_failed": ("Whether the last checkpoint failed", ()),
@@ -181,6 +182,9 @@ def samples(view: Status) -> Iterator[Sample]:
     yield "epoch", (), view.epoch
     yield "moves", (), view.moves
     yield "server_failures_total", (), view.failures
+    if view.rebalancing is not None:
+        yield "rebalanced_total", ("moves",), view.rebalancing.moves
+        yield "rebalanced_total", ("splits",), view.rebalancing.splits
     yield "servers_wanted", (), view.wanted
     yield "checkpoint_failed", (), float(bool(view.checkpoints.error))
     servers = view.servers

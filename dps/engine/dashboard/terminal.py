@@ -332,6 +332,8 @@ class StatusView:
         yield packed([status.name, f"{status.up} of {status.wanted} servers"], width)
         if status.adapt is not None:
             yield line(status.adapt.text)
+        if status.rebalancing is not None and status.rebalancing.text:
+            yield line(status.rebalancing.text)
         last, error = status.checkpoints.last, status.checkpoints.error
         if last is not None:
             yield line(f"last checkpoint: {last.name}, {last.rows:,} rows")

@@ -231,10 +231,11 @@ async def client_of(scheduler: DaskScheduler, security: Security) -> AsyncIterat
     Such a client counts itself among the users of the loop, and Dask's asynchronous close does not count it out again.
     If the loop belongs to a cluster in this process, the loop's thread would then never end, so this function does it.
     """
+    client = Client(scheduler.address, asynchronous=True, security=security, set_as_default=False)
     try:
-        async with Client(scheduler.address, asynchronous=True, security=security, set_as_default=False) as client:
+        async with client:
             yield client
-    finally:
+    finally:  # because a client whose scheduler does not answer has counted itself, too
         _leave_loop(client)
 
 

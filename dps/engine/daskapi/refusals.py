@@ -20,23 +20,28 @@ __all__ = ["as_value", "value"]
 
 T = TypeVar("T")
 REFUSED = "dps-refused"  # the key of a pickled error
+DONE = "dps-done"  # in place of None, which Dask answers where a scheduler has no such handler
 
 
 def as_value(handler: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    """The handler, returning a DPSError where it raises one; any other exception goes on to Dask's log."""
+    """The handler, returning a DPSError where it raises one; any other exception goes on to Dask's log.
+
+    It never returns None, because None says that there is no such handler.
+    """
 
     @functools.wraps(handler)  # because Dask inspects the signature
     async def answer(*args: object, **kwargs: object) -> object:
         try:
-            return await handler(*args, **kwargs)
+            result = await handler(*args, **kwargs)
+            return DONE if result is None else result
         except DPSError as error:
             return {REFUSED: dumps(error)}
 
     return answer
 
 
-def value(answer: T) -> T:
+def value(answer: T) -> T | None:
     """The value that a handler answered; the DPSError with which it refused the call is raised."""
     if isinstance(answer, dict) and REFUSED in answer:
         raise loads(answer[REFUSED])
-    return answer
+    return None if isinstance(answer, str) and answer == DONE else answer

@@ -5,6 +5,7 @@ parameter_server  ParameterServer: start, tables, run, status, checkpoint, close
 connection        a driver's connection to the controller, over Dask's control plane
 adaptive          how many servers a driver asks for
 archive           checkpoints, exports and reports, as the handle writes them
+running           ps.run and ps.resume_run, to the end of the run
 lazy              lazy stages on Dask collections
 mapping           ps.map: a function of partitions and tables, lazily
 vocabularies      the tables of a vocabulary

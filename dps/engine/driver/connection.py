@@ -59,6 +59,7 @@ class DriverConnection:
     def __init__(self, client: DaskLike, name: str):
         self.name = name
         self.copies = 1
+        self._grace = 0.0  # seconds for which the servers outlive their scheduler
         self.closed = self.attached = False
         self._closing = Once(f"closing parameter server {name!r}")
         self._own = threading.local()  # .client: that of the thread
@@ -129,7 +130,7 @@ class DriverConnection:
     def _take(self, description: Description) -> None:
         security = self.dask_client.security if self.scheduler_address().startswith("tls://") else None
         self.ticket = Ticket(self.name, description.controller, description.secret, security)
-        self.copies = description.copies
+        self.copies, self._grace = description.copies, description.grace
 
     def describe(self, callback_timeout: float | None = None) -> Description:
         answer = self.call("describe", callback_timeout=callback_timeout)
@@ -144,19 +145,37 @@ class DriverConnection:
             raise ClosedError(f"parameter server {self.name!r} was closed")
         if self.dask_client.scheduler is None:
             if not self._controller_listens():  # Dask's client closes itself when its scheduler has gone
-                raise ControllerGoneError(f"the scheduler of parameter server {self.name!r} is gone")
+                raise ControllerGoneError(f"the scheduler of parameter server {self.name!r} is gone{self._remedy()}")
             raise ClosedError(
                 f"the Dask client that parameter server {self.name!r} was started with is closed; with another one, "
                 f"dps.ParameterServer.attach(client, {self.name!r}) takes it up"
             )
-        request = {"verb": verb, "name": self.name, "fields": fields}
         try:
-            call = self.dask_client.scheduler.dps_call
-            return value(self.dask_client.sync(call, callback_timeout=callback_timeout, **request))
+            answer = self._ask(verb, fields, callback_timeout)
+            if answer is None:  # the scheduler is another one, to which Dask's client has connected again
+                self.dask_client.register_plugin(Controller(Server, Surfaces()))
+                self._take(msgspec.msgpack.decode(value(self._ask("describe", {})) or b"", type=Description))
+                answer = self._ask(verb, fields, callback_timeout)
+            return value(answer)
         except (DPSError, KeyboardInterrupt):
             raise
         except (OSError, RuntimeError) as error:  # RuntimeError: the Dask client has given up, or was closed
-            raise ControllerGoneError(f"the scheduler did not answer dps_call({verb!r}): {error}") from error
+            what = f"the scheduler did not answer dps_call({verb!r}): {error}"
+            raise ControllerGoneError(f"{what}{self._remedy()}") from error
+
+    def _remedy(self) -> str:
+        """The end of an error, which tells the user what to do after the scheduler has died."""
+        if not self._grace:
+            return ""
+        return (
+            f". The servers wait {self._grace:g} s (dps.scheduler.grace) for another scheduler at its address: start "
+            f"one, then dps.ParameterServer.attach(client, {self.name!r}), and resume_run for a run"
+        )
+
+    def _ask(self, verb: str, fields: dict[str, object], seconds: float | None = None) -> Any:
+        """What the scheduler answers, within so many seconds; None where it has no controller."""
+        call = self.dask_client.scheduler.dps_call
+        return self.dask_client.sync(call, callback_timeout=seconds, verb=verb, name=self.name, fields=fields)
 
     def _controller_listens(self) -> bool:
         try:

@@ -42,6 +42,7 @@ from dps.engine.driver.archive import (
 )
 from dps.engine.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.engine.driver.mapping import mapped
+from dps.engine.driver.running import train
 from dps.engine.driver.vocabularies import made_vocabulary
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
@@ -52,11 +53,10 @@ from dps.engine.state.names import check_name, table_name
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition, partition_of
+from dps.engine.telemetry.rebalance_report import RebalanceReport
 from dps.engine.telemetry.snapshot import Status
 from dps.engine.training import data as user_data
-from dps.engine.training import spark
-from dps.engine.training.data import Partitions, in_memory, is_spark
-from dps.engine.training.launch import RunOptions, launch, start
+from dps.engine.training.launch import RunOptions, resuming, start
 from dps.engine.training.open_run import OpenRun, checked_bound
 from dps.engine.training.types import Columns, Data, Function, Json, Options, Result
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
@@ -462,8 +462,7 @@ class ParameterServer:
         counts once. What a server holds of the table takes twice its memory until the split is over.
 
         A repeated :meth:`dps.Client.push_pull` or call of a function whose first answer was lost at that very moment is
-        answered by the rows as they are then. Of a push of more than 32,768 keys, in the middle of which a trainer has
-        died just before the split, keys may count twice or not at all when the trainer is run again.
+        answered by the rows as they are then.
 
         Parameters
         ----------
@@ -502,6 +501,102 @@ class ParameterServer:
         made = self._connection.call("split_table", table=name, shards=shards)
         self._connection.forget_routes()
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
+
+    def merge(self, table: TableLike, shards: int | None = None, *, timeout: float | None = None) -> Table:
+        """Cut a table into fewer shards, while training goes on: the reverse of :meth:`split`.
+
+        Fewer shards make requests of few keys cheaper. Shards move first, until those that become one lie on the same
+        servers; training goes on meanwhile. Then clients and trainers wait while each server puts rows together, which
+        takes some seconds for a gigabyte, and go on by themselves: each of their pushes counts once. What a server
+        holds of the table takes twice its memory until the merge is over.
+
+        Parameters
+        ----------
+        table : str or Table
+        shards : int, optional
+            1/2, 1/4, 1/8, ... of those that there are; by default half as many. If the table has so many already,
+            nothing happens.
+        timeout : float, optional
+            Seconds that shards may take to move; 600 by default.
+
+        Returns
+        -------
+        Table
+            The table as it is now.
+
+        Raises
+        ------
+        InputError
+            The number is none of these; or the table has state that belongs to a shard as a whole (``aggregate=``,
+            ``admit=``, ``expire=``, ``remember=``, and ``evict=`` by use or to files) or was made with
+            ``fixed_shards=True``. Such a table is restored with fewer shards (:meth:`restore`).
+        LimitError
+            The servers have no memory for it (``dps.memory``).
+        RequestTimeoutError
+            The shards did not come together in time, or the servers failed or changed again and again within
+            ``dps.timeouts.request``. The table is as it was.
+        StoppedError
+            Raised by a call of a function that changes rows, or of ``clear()``, not by this one: it ran while the table
+            was merged, and its effect counts in some shards only.
+
+        Examples
+        --------
+        >>> import dps
+        >>> cluster = dps.LocalCluster(servers=2, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     w = ps.table("w", dtype="int64", shards=8)
+        ...     w.push([1, 2, 3], [10, 20, 30])
+        ...     ps.merge(w, 2).spec.shards, w[[1, 2, 3]]
+        (2, array([10, 20, 30]))
+        >>> cluster.close()
+        """
+        name = check_name("table", table_name(table))
+        made = self._connection.call("merge_table", table=name, shards=shards, seconds=timeout)
+        self._connection.forget_routes()
+        return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
+
+    def rebalance(self, *, timeout: float | None = None) -> RebalanceReport:
+        """Even the load of the servers out now: shards move by their measured load, and a hot table is split.
+
+        The load is what the servers have measured since shards rest, about the last four seconds. Where one server
+        works more than 1.25 times the mean, so few shards move as even that out; where one shard is too large a part of
+        it, its table is split (:meth:`split`) and its parts move. Training goes on meanwhile. Tables that cannot be
+        split, or have a budget (``max_bytes=``), only move. The parameter server does the same by itself, when an
+        imbalance lasts, unless the setting ``dps.rebalancing`` is false; it splits no table unasked of which a server
+        has more than 256 MiB.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds that it may take; ``dps.timeouts.request`` by default. Shards that still move then go on moving, and
+            a split that has begun is finished.
+
+        Returns
+        -------
+        RebalanceReport
+            ``moves`` (table, shard, its servers before and after), ``splits`` (table, shards before and after), how
+            busy each server was ``before`` and ``after``, and ``why`` nothing more was done. Printed, it is text.
+
+        Raises
+        ------
+        LimitError
+            The servers have no memory for the split (``dps.memory``).
+        RequestTimeoutError
+            The servers failed or changed again and again while a table was to be split.
+
+        Examples
+        --------
+        >>> cluster = dps.LocalCluster(servers=2, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster, servers=2) as ps:
+        ...     w = ps.table("w")
+        ...     ps.rebalance().moves  # there is no load
+        []
+        >>> cluster.close()
+        """
+        seconds = config.seconds("request") if timeout is None else timeout
+        report = self._connection.call("rebalance", seconds=float(seconds))
+        self._connection.forget_routes()
+        return msgspec.msgpack.decode(report, type=RebalanceReport)
 
     def drop_table(self, table: TableLike) -> None:
         """Forget a table and its rows."""
@@ -877,35 +972,64 @@ class ParameterServer:
             warm_start=warm_start,
         )
         description = self._connection.describe()
-        of_servers = {server.worker for server in description.servers}
-        restored = description.restored
-        if columns is not None and is_spark(data):
-            data = spark.chosen(data, columns)
-        elif columns is not None:
-            data = user_data.chosen(self.dask_client, data, columns, of_servers)
-        try:
-            if is_spark(data):
-                if reassign:
-                    raise InputError(
-                        "reassign=True is for Dask data: trainers cannot fetch each other's Spark partitions"
-                    )
-                results = spark.launch(self.ticket, self._connection.call, function, data, options, restored)
-            else:
-                if in_memory(data):
-                    going_on = restored if resume else None
-                    parts = Partitions.sent(self.dask_client, data, of_servers, trainers, going_on)
-                else:
-                    parts = Partitions.of(self.dask_client, data)
-                call = self._connection.call
-                results = launch(self.dask_client, self.ticket, call, function, parts, options, restored)
-        except BaseException:
-            if run is None:
-                with contextlib.suppress(DPSError):  # the run's own error counts
-                    self._connection.call("settle", keep=False)
-            raise
-        if run is None:
-            self._connection.call("settle", keep=True)
-        return results
+        return train(self._connection, function, data, options, columns, description, description.restored)
+
+    def resume_run(
+        self,
+        function: Function,
+        data: Data,
+        *,
+        run: int | None = None,
+        retries: int = 0,
+        args: tuple = (),
+        kwargs: Options | None = None,
+        progress: bool | None = None,
+        by: str = "trainer",
+        columns: Columns | None = None,
+    ) -> list[Result]:
+        """Go on with a run whose scheduler has died: its trainers begin again, where the servers know that they were.
+
+        It is for parameter servers that outlive their scheduler (``dps.scheduler.grace``), and for runs whose trainers
+        are Dask tasks, because these end with their scheduler. Attach to the new scheduler first (:meth:`attach`).
+        Staleness, trainers and their partitions are those of the run. As in a trainer that is run again,
+        :meth:`dps.Trainer.iterate` passes over what is done, and each push counts once.
+
+        Parameters
+        ----------
+        function, data
+            What the run was begun with, because the scheduler that died had them. Data in memory are cut as before.
+        run : int, optional
+            Its number, as :meth:`status` shows it; by default the only one that was interrupted.
+        retries, args, kwargs, progress, by, columns
+            As of :meth:`run`.
+
+        Returns
+        -------
+        list
+            As of :meth:`run`: of all trainers, because the results of those that had ended are lost.
+
+        Raises
+        ------
+        InputError
+            No run was interrupted, or several were; the run has ended, or trainers of it live; the data has another
+            number of partitions than before.
+        ServerGoneError
+            Servers that hold shards are not back.
+        Exception
+            As of :meth:`run`.
+
+        Examples
+        --------
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     ps.resume_run(lambda trainer, partitions: None, [1, 2])
+        Traceback (most recent call last):
+        dps.errors.InputError: no single run of parameter server 'dps' was interrupted; ps.run begins one
+        >>> cluster.close()
+        """
+        chosen = RunOptions(args=args, kwargs=kwargs or {}, retries=retries, progress=progress, by=by)
+        options, restored = resuming(self._connection.call, run, chosen)
+        return train(self._connection, function, data, options, columns, self._connection.describe(), restored)
 
     def open_run(self, trainers: int, staleness: float | str = 0) -> OpenRun:
         """Begin a run for several callers: Dask tasks, Spark's tasks and plain processes, on one clock.
@@ -1000,8 +1124,8 @@ class ParameterServer:
         ...         _ = ps.table("w")
         ...         while not (hot := ps.status().tables["w"].hot_keys):  # servers report twice a second
         ...             rows = client.pull("w", [7]), client.pull("w", [1, 7, 8])
-        ...         print(hot[0].key, f"{hot[0].share:.0%}")
-        7 50%
+        ...         print(hot[0].key, f"{hot[0].share:.1f}")  # a report may come between the two
+        7 0.5
         """
         return msgspec.msgpack.decode(self._connection.call("status"), type=NotebookStatus)
 

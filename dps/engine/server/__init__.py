@@ -19,9 +19,13 @@ function_exchange  what the server and that process exchange: messages, and arra
 function_child     what runs in that process
 function_boot      the program with which it starts
 large_ops          carries large ops out in a thread beside the loop, and puts them in place between requests
-resharding         makes the shards of a table that is cut into more, of the replicas here, piece by piece
+resharding         makes the shards of a table that is cut into more, or fewer, of the replicas here, piece by piece
+late_parts         a push of which some parts of a merged shard have their rows: the others get theirs
 closings           closes clocks with many sums, shard by shard, between requests
 beside_thread      the thread in which such work is done
+hold               keeps the worker's process when its scheduler is lost, and joins the next scheduler
+holder             the server's part in the controller's journal
+grants             lets primaries go on without the controller, while other servers agree
 heartbeat          heartbeats to the controller, and the lease that they renew
 checkpoint_writer  cuts shards at a clock, and writes them while training goes on
 ================== ==============================================================================

@@ -21,22 +21,28 @@ from distributed.system import MEMORY_LIMIT
 from dps import config
 from dps.engine.checkpoints.reading import Origins, fill_all
 from dps.engine.checkpoints.store import Store
+from dps.engine.coordination.journal import Ballot
 from dps.engine.core.requests.polling import Polling
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.daskapi.nanny import is_bounded, stop_memory_monitor
 from dps.engine.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.engine.functions.definition import opened
 from dps.engine.server.beside_thread import BesideThread
 from dps.engine.server.checkpoint_writer import CheckpointWriter, WritingThread
 from dps.engine.server.closings import Settled
 from dps.engine.server.function_process import FunctionRunner
+from dps.engine.server.hold import held_server, hold_with
 from dps.engine.server.replicas import new_replicas
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
 from dps.engine.server.resharding import Resharding
+from dps.engine.state.ledger_parts import last_clocks
 from dps.engine.state.memory import bytes_of_memory
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.hosts import host_load, starved
 from dps.engine.telemetry.server_meter import ServerMeter, process_usage
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.handshake import of_servers
+from dps.engine.wire.journal_messages import ReturnedServer
 from dps.engine.wire.once import Once
 
 __all__ = ["Server"]
@@ -52,6 +58,10 @@ class Server:
 
     def __init__(self, session: str, number: int, secrets: tuple[str, str], controller: tuple[str, int]):
         worker = get_worker()
+        self.session, self.number, self._secrets = session, number, (secrets[0], secrets[1])
+        self.released, self.claimed = False, True
+        self.checkpoint: str | None = None  # the last one in which it has taken part, in words
+        self._saving = ""
         self._closing = Once(f"closing server {number}")
         name, host = f"server-{session}-{number}", host_of(worker.address)
         seconds = config.polling("server-polling")
@@ -60,6 +70,8 @@ class Server:
         meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling, time.thread_time)
         runner = FunctionRunner(self.endpoint, f"dps-functions-{session}-{number}")
         beside = BesideThread(self.endpoint, f"dps-beside-{session}-{number}")
+        limit = memory_of(worker)
+        budget = bytes_of_memory(dask.config.get("dps.memory"), limit, parse_bytes)
         self.role = ServerRole(
             self.endpoint,
             session,
@@ -69,11 +81,14 @@ class Server:
             runner,
             beside,
             meters,
-            memory=bytes_of_memory(dask.config.get("dps.memory"), memory_of(worker), parse_bytes),
+            memory=budget,
             directory=config.spill_directory() or worker.local_directory,
         )
         self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
         self.endpoint.call(self._begin, session, secrets, worker)
+        if is_bounded(worker, budget, limit):
+            worker.loop.add_callback(stop_memory_monitor, worker, config.seconds("connect"))
+        hold_with(worker, self)
 
     def _begin(self, session: str, secrets: tuple[str, str], worker: Worker) -> None:
         self.endpoint.handlers.update(self.role.handlers)
@@ -83,7 +98,10 @@ class Server:
         self._stop_with(worker)
 
     def _stop_with(self, worker: Worker) -> None:
-        """Stop when the worker has closed, because the endpoint's thread outlives a worker that is no process."""
+        """Stop when the worker has closed, because the endpoint's thread outlives a worker that is no process.
+
+        A worker that is held (`hold.py`) is closing until the hold is over.
+        """
         if worker.status.name in ("closed", "failed"):
             self.checkpoint_writer.end(None)
             self.role.stop()
@@ -141,6 +159,7 @@ class Server:
         self.endpoint.call(self.checkpoint_writer.complete)
 
     def save(self, url: str, name: str, storage_options: dict[str, object]) -> None:
+        self._saving = f"checkpoint {name!r} in {url}"
         self.checkpoint_writer.save(url, name, storage_options)
 
     def saved(self) -> bytes:
@@ -148,6 +167,8 @@ class Server:
         return msgspec.msgpack.encode(self.checkpoint_writer.saved())
 
     def end_cut(self, name: str | None) -> None:
+        if name is not None:
+            self.checkpoint = self._saving
         self.endpoint.call(self.checkpoint_writer.end, name)
         self.checkpoint_writer.wait_for_writing()
 
@@ -171,8 +192,60 @@ class Server:
         """Tables, rows and bytes: a `ServerAnswer` of `telemetry/snapshot.py`, encoded."""
         return msgspec.msgpack.encode(self.endpoint.call(self.role.status))
 
+    @staticmethod
+    def taken_up(session: str, number: int, ballot: tuple[int, str], controller: tuple[str, int]) -> Server:
+        """A server that this process has held; it follows another controller from now on, which listens there.
+
+        The controller makes an actor of it by calling this in place of the class.
+        """
+        server = held_server(get_worker(), session, number)
+        assert isinstance(server, Server)
+        server.endpoint.call(server.role.heartbeat.follow, Ballot(*ballot), (controller[0], controller[1]))
+        return server
+
+    def kept_record(self) -> bytes:
+        """The record of the journal that this server keeps, a `KeptRecord`, encoded; None where there is none."""
+        return msgspec.msgpack.encode(self.endpoint.call(lambda: self.role.holder.record))
+
+    def functions_code(self) -> dict[str, bytes]:
+        """The code of all functions of users, by their numbers."""
+        return dict(self.endpoint.call(lambda: self.role.functions.codes))
+
+    def last_clocks(self, origins: list[list[int]]) -> bytes:
+        """The clocks of the last ops of these origins, [first, how many], in all replicas here: a dict, encoded."""
+        found: dict[int, int] = {}
+        for ledger in self.endpoint.call(self._ledgers):
+            for origin, clock in self.endpoint.call(last_clocks, ledger, origins).items():
+                found[origin] = max(clock, found.get(origin, clock))
+        return msgspec.msgpack.encode(found)
+
+    def _ledgers(self) -> list[Ledger]:
+        return [each.shard.ledger for table in self.role.tables.values() for each in table.replicas.values()]
+
+    def claim(self, tables: list[int]) -> None:
+        """The controller has taken over: drop all tables but these, which it does not know, and do not wait for it."""
+        for table in [number for number in list(self.role.tables) if number not in tables]:
+            self.endpoint.call(self.role.drop, table)
+        self.claimed = True
+
+    def returned(self, worker: str) -> bytes:
+        """What a controller must know to take over: a `ReturnedServer`, encoded."""
+        return msgspec.msgpack.encode(self.endpoint.call(self._returned, worker))
+
+    def _returned(self, worker: str) -> ReturnedServer:
+        holder = self.role.holder
+        return ReturnedServer(self.number, worker, self._secrets, holder.followed, holder.record)
+
+    def end_with_worker(self) -> None:
+        """The scheduler ends on purpose: the server is not held, but ends with its worker."""
+        self.released = True
+
     def close(self) -> None:
         self._closing(self._close)
+
+    @property
+    def closed(self) -> bool:
+        return self.role.stopped
 
     def _close(self) -> None:
         self.checkpoint_writer.close()

@@ -54,6 +54,7 @@ from dps.engine.server.changes import Changes
 from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.function_work import FunctionWork, Made, Repeated, failure
+from dps.engine.server.late_parts import NamedPart, has_effect
 from dps.engine.server.memory import ServerMemory
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import MAX_KEPT_RESULT_BYTES, MAX_MORE_BYTES, ServerTable
@@ -180,7 +181,7 @@ class FunctionCalls:
     def __init__(self, owner: Owner, runner: Runner):
         self._owner, self._runner = owner, runner
         self._functions: dict[str, tuple[Part, bool]] = {}
-        self._codes: dict[str, bytes] = {}  # of functions of users
+        self.codes: dict[str, bytes] = {}  # of functions of users
         self.holds: set[Hold] = set()
         self._prepared: dict[tuple[int, ...], Hold] = {}
         self._seconds = config.seconds("function")
@@ -188,7 +189,7 @@ class FunctionCalls:
     def add(self, identity: str, code: bytes) -> None:
         """Take a function; DPSError if it cannot be opened here."""
         if identity not in self._functions:
-            self._functions[identity], self._codes[identity] = opened(identity, code), code
+            self._functions[identity], self.codes[identity] = opened(identity, code), code
 
     def close(self) -> None:
         self._prepared.clear()
@@ -212,11 +213,12 @@ class FunctionCalls:
                 raise BusyError(f"table {table.spec.name!r}: another call of a function changes these shards just now")
             holds[0].wait(connection, header, body)
             return
-        repeated = self._repeated(table, header, targets, changes)
+        named = [NamedPart(*target, call.start, call.stop) for target in targets]
+        repeated = self._repeated(table, header, named, changes, getattr(part, "__qualname__", call.function))
         hold = Hold(header, connection, targets, call.mode == PREPARES)
         self.holds.add(hold)
         try:
-            replicas, code = [target.replica for target in targets], self._codes[call.function]
+            replicas, code = [target.replica for target in targets], self.codes[call.function]
             work = FunctionWork(part, call, replicas, hold.lend(call), changes, repeated, code)
             known = ":" in call.function  # of dps itself: it does not take long on few rows
             direct = known and work.nbytes + len(call.arguments) <= MAX_DIRECT_BYTES
@@ -303,16 +305,18 @@ class FunctionCalls:
         shards = range(header.shard, header.shard + header.shards)
         return [Target(table.replica(number, primary=True), None) for number in shards], body
 
-    def _repeated(self, table: ServerTable, header: Header, targets: list[Target], changes: bool) -> Repeated:
+    def _repeated(
+        self, table: ServerTable, header: Header, named: list[NamedPart], changes: bool, function: str
+    ) -> Repeated:
         """The shards on which the effect of the call counts already, and what it returned there."""
-        for replica, _ in targets:
+        for each in named:
             if changes and header.trainer:
-                replica.shard.ledger.check(header.trainer, header.attempt)
+                each.replica.shard.ledger.check(header.trainer, header.attempt)
         if table.spec.aggregate is not None and header.clock != NO_CLOCK:
-            for replica, _ in targets:
-                self._owner.close_before(replica, header.clock)
+            for each in named:
+                self._owner.close_before(each.replica, header.clock)
         known = header.flags & frames.REPLAYED  # to its client, which has the acknowledgement of an earlier attempt
-        counts = [replica for replica, _ in targets if changes and (known or _has(replica, header))]
+        counts = [each.replica for each in named if changes and (known or has_effect(table, header, each, function))]
         return {replica.number: _kept_result(replica, header) for replica in counts}
 
     def _end_older(self, header: Header) -> None:

@@ -35,7 +35,9 @@ from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
 from dps.engine.server.gone import GoneReaders
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
+from dps.engine.server.holder import RecordHolder
 from dps.engine.server.large_ops import LargeOps
+from dps.engine.server.late_parts import late_rows
 from dps.engine.server.memory import ServerMemory
 from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
@@ -124,8 +126,9 @@ class ServerRole:
         peers = of_servers(session)
         self.meters = meters or ServerMeter(endpoint.now)
         self.memory = ServerMemory(self.tables, number, memory)
-        told = self.adopt, self._make_report, self.memory.learn_full
-        self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, *told)
+        self.holder = RecordHolder(number)
+        told = self.adopt, self._make_report, self.memory.learn_full, self.holder
+        self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, *told, self.tables)
         pace = DumpPace(lambda: self.requests, self.meters.worked)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report, beside, pace)
         self.ops = self.relay.ops
@@ -148,6 +151,7 @@ class ServerRole:
             frames.STATUS: self._status,
             frames.REPLICATE: self._beside(self._replicate),
             frames.DUMP: Dumps(endpoint, number, directory, self._table, pace).take,
+            frames.GRANT: self.heartbeat.grants.answer,
         }
         self.handlers = guarded(TO_SERVER, handlers)
 
@@ -259,8 +263,7 @@ class ServerRole:
     def close_before(self, replica: Replica, clock: int) -> None:
         """Close the sums of clocks before `clock`, on this replica and those behind it in the chain."""
         if replica.shard.would_close(clock):
-            table = self.tables[replica.spec.id]
-            self._close(table, [replica], CloseOp(clock, OLDER).op(), OwedAnswer())
+            self._close(self.tables[replica.spec.id], [replica], CloseOp(clock, OLDER).op(), OwedAnswer())
 
     def _close(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer) -> None:
         """Close sums, and end the holds of functions before."""
@@ -278,15 +281,15 @@ class ServerRole:
         return replica.spec.copies == 1 or self.holds_lease()
 
     def holds_lease(self) -> bool:
-        """Whether the controller has promised not to make another server the primary of this one's shards yet."""
-        return self.endpoint.now() <= self.heartbeat.lease_until
+        """Whether no other server can be the primary of this one's shards yet: by the controller, or by grants."""
+        return self.heartbeat.holds_lease()
 
     def adopt(self, placement: Placement) -> None:
         """Adopt a new placement: take up and give up roles, send unconfirmed ops to new successors."""
         if placement.epoch <= self.epoch or self.stopped:
             return
         self.epoch = self.ops.epoch = placement.epoch
-        self.relay.addresses = placement.servers
+        self.relay.addresses = self.heartbeat.servers = placement.servers
         for key, places in placement.tables.items():
             table = self.tables.get(key)
             if table is not None:
@@ -367,7 +370,7 @@ class ServerRole:
         """The table, if no other server can have become the primary of its shards here."""
         table = self._table(header)
         if table.replicated and not self.holds_lease():
-            raise MovedError(f"server {self.number} has lost its lease: the controller has not answered its heartbeats")
+            raise self.heartbeat.lost_lease()
         return table
 
     def _when_free(self, handler: Handler) -> Handler:
@@ -464,6 +467,8 @@ class ServerRole:
         values = table.values(header, body, request.used)
         if spec.finite and not spec.is_whole and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
+        given, parts = header, request.parts
+        header, request, values = late_rows(table, header, request, values)
         op, ops = op_of(header), []
         if isinstance(spec.optimizer, Custom):  # else the shards themselves close their sums, on all copies
             for part in request.parts:
@@ -478,8 +483,7 @@ class ServerRole:
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
-        parts = request.parts
-        if op.answer and table.waits:  # because the body is released before the answer leaves
+        if given.flags & frames.ANSWER and table.waits:  # because the body is released before the answer leaves
             parts = [part._replace(keys=None if part.keys is None else part.keys.copy()) for part in parts]
         owed = OwedAnswer()
         if not header.flags & frames.REPLAYED:  # else no shard applies what it does not know
@@ -490,17 +494,17 @@ class ServerRole:
             if owed.error is not None:
                 self._refuse(connection, header.request, owed.error)
             elif not connection.transport.is_closing():
-                table.answer(connection, header, parts, op)
+                table.answer(connection, given, parts, op)
 
         waits = owed if table.waits else OwedAnswer()
-        if op.answer:
+        if given.flags & frames.ANSWER:
             waits.then(reply)
         else:
-            acknowledgement = encode_header(Header(frames.OK, request=header.request, count=header.count))
+            acknowledgement = encode_header(Header(frames.OK, request=header.request, count=given.count))
             waits.answer(self.ops.answers, connection, acknowledgement, self._refuse)
         owed.at_end(release)
         self.relay.throttle(connection)
-        return table.meter, request.parts
+        return table.meter, parts
 
     @staticmethod
     def _refuse(connection: RoleConnection, request: int, error: DPSError) -> None:

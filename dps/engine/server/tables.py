@@ -10,6 +10,7 @@ from dps.engine.core.requests.request import Parts
 from dps.engine.core.shards.rows import gather
 from dps.engine.core.shards.states import TableState
 from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.state.ledger_parts import certificates
 from dps.engine.state.op_views import AgeOp, CloseOp, RetireOp
 from dps.engine.state.ops import ADD, AGE, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
 from dps.engine.state.partition import group, shard_bits
@@ -204,9 +205,7 @@ class ServerTable(TableState):
         """
         certificate = b""
         if header.flags & frames.CERTIFICATE:
-            certificate = frames.encode_json(
-                {p.replica.number: p.replica.shard.ledger.certificate().tolist() for p in parts}
-            )
+            certificate = frames.encode_json({p.replica.number: certificates(p.replica.shard.ledger) for p in parts})
         nbytes = header.count * self.row_bytes
         buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
         view = memoryview(buffer)

@@ -311,7 +311,7 @@ class SimLink(End):
         on_end: Callable[[RoleLink], None],
     ):
         super().__init__(endpoint.host_party)
-        self.open = False
+        self.open = self.refused = False
         self.party: Any = None  # for the role's own use,
         self.plain: Callable[[np.ndarray, int, int], int] | None = None  # and what takes plain frames
         self.handshake = ConnectingHandshake(session_name, secret, "the other side")
@@ -385,6 +385,7 @@ class SimEndpoint:
         party: Party,
         handlers: dict[int, Handler] | None = None,
         on_close: Callable[[RoleConnection], None] | None = None,
+        address: tuple[str, int] | None = None,
     ):
         self.network, self.host_party = network, party
         self.handlers: dict[int, Handler] = {} if handlers is None else handlers
@@ -395,7 +396,7 @@ class SimEndpoint:
         self.frame_limit = config.nbytes("frame")
         self.patience = config.seconds("request")
         self.now, self.later = party.now, party.later
-        self.host, self.port = party.name, 1 + len(network.endpoints)
+        self.host, self.port = address or (party.name, 1 + len(network.endpoints))
         self._on_close = on_close
         network.endpoints[self.host, self.port] = self
 

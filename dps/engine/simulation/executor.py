@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dps.engine.controller.procedures import (
     Acquire,
     Ask,
     CallServers,
+    Commit,
     InEndpoint,
     Instruction,
-    OnDisk,
+    InThread,
     Procedure,
     ServerCall,
     Sleep,
@@ -66,10 +67,18 @@ class SimExecutor:
         Makes calls of servers; returns a list of their answers, each an answer or an exception.
     up : callable
         The numbers of the servers that can be called.
+    commit : callable
+        Returns when what was decided is committed.
     """
 
-    def __init__(self, party: Party, call: Callable[[list[ServerCall]], list[object]], up: Callable[[], list[int]]):
-        self._party, self._call, self._up = party, call, up
+    def __init__(
+        self,
+        party: Party,
+        call: Callable[[list[ServerCall]], list[object]],
+        up: Callable[[], list[int]],
+        commit: Callable[[], None],
+    ):
+        self._party, self._call, self._up, self._commit = party, call, up, commit
 
     def run(self, procedure: Procedure[Result], cancelled: Callable[[], bool] = lambda: False) -> Result:
         """Carry out a procedure; returns its result, or raises its error.
@@ -97,13 +106,21 @@ class SimExecutor:
                     instruction.lock.release()
                 result, failure, told = None, Cancelled(), True
 
+    def _together(self, procedures: Sequence[Procedure[object]]) -> list[object]:
+        tasks = [self._party.spawn(self.run, procedure) for procedure in procedures]
+        while not all(task.done for task in tasks):
+            self._party.sleep(LOCK_POLL_SECONDS)
+        for error in (task.error for task in tasks if task.error is not None):
+            raise error
+        return [task.value for task in tasks]
+
     def _carry_out(self, instruction: Instruction) -> object:
         match instruction:
             case Sleep(seconds):
                 self._party.sleep(seconds)
             case InEndpoint(function, args):
                 return function(*args)
-            case OnDisk(function, args, kwargs):
+            case InThread(function, args, kwargs):
                 self._party.sleep(self._party.world.random.uniform(0.0, MAX_DISK_SECONDS))
                 try:
                     return function(*args, **kwargs)
@@ -124,8 +141,10 @@ class SimExecutor:
                 lock.take()
             case Ask(function, args):
                 return function(*args)
+            case Commit():
+                self._commit()
             case Together(procedures):
-                return [self.run(procedure) for procedure in procedures]
+                return self._together(procedures)
             case Uninterrupted(procedure):
                 return self.run(procedure)
         return None

@@ -27,6 +27,8 @@ KINDS = (
     "disks",
     "answers",
     "splits",
+    "rebalances",
+    "merges",
 )
 
 
@@ -44,7 +46,8 @@ class Faults:
         The share `slow` of the parties is `slowness` times slower, in all they do.
     drift : float
         The parties' clocks run up to this much faster or slower than true time (0.001: one second in a thousand).
-    breaks, partitions, cuts, half_cuts, stops, crashes, twins, moves, disks, answers, splits : float
+    breaks, partitions, cuts, half_cuts, stops, crashes, twins, moves, disks, answers : float
+    splits, rebalances, merges : float
         Events a second, in the whole cluster, on the average. *breaks*: a connection breaks, some messages on their
         way are lost, and each side notices it at once, late, or after `keep_alive`. *partitions*: two parties, or two
         groups of parties, cannot reach each other. *cuts*: a server cannot reach the controller, and perhaps some other
@@ -54,7 +57,8 @@ class Faults:
         whose shards have other replicas. *twins*: a trainer is run a second time while the first attempt still works.
         *moves*: servers are added, or emptied and closed. *disks*: nothing can be written to the store of checkpoints.
         *answers*: servers do what the controller calls on them, and half of the answers are lost. *splits*: a table is
-        cut into more shards.
+        cut into more shards. *rebalances*: the loads of shards change, and shards move or tables are split because of
+        that. *merges*: a table is cut into fewer shards.
     plan : tuple of (float, str)
         Single faults: seconds after the beginning of a run, and ``"breaks"``, ``"stops"``, ...
     outage : float
@@ -91,6 +95,8 @@ class Faults:
     disks: float = 0.0
     answers: float = 0.0
     splits: float = 0.0
+    rebalances: float = 0.0
+    merges: float = 0.0
     plan: tuple[tuple[float, str], ...] = ()
     outage: float = 1.0
     keep_alive: float = DEAD_PEER_SECONDS

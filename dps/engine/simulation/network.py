@@ -241,6 +241,8 @@ class ListeningEnd(End):
 class Listener(Protocol):
     """What listens at an address: a `SimEndpoint` of `endpoint.py`, which imports this file."""
 
+    host_party: Party
+
     def new_connection(self) -> ListeningEnd:
         """The accepted side of a new connection."""
 
@@ -267,6 +269,11 @@ class Network:
     def parted(self, source: Party, target: Party) -> bool:
         """Whether a partition keeps messages of `source` from `target`."""
         return any(source.name in some and target.name in others for some, others in self.partitions)
+
+    def refuses(self, caller: Party, address: tuple[str, int]) -> bool:
+        """Whether the machine at that address answers that nothing listens there."""
+        party = self.endpoints[address].host_party
+        return party.dead and not (party.silent or self.parted(caller, party) or self.parted(party, caller))
 
     def crash(self, party: Party, silent: bool = False, notice: float = 0.0) -> None:
         """End a party and break its connections; its peers notice it after `notice` seconds (silent: `keep_alive`)."""

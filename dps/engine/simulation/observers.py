@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dps.engine.coordination.journal import Record
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire.channel import Request
+from dps.engine.wire.messages import Placement
 
 __all__ = ["Observer"]
 
@@ -31,3 +33,9 @@ class Observer:
 
         `stepped_down`: whether the old primary has handed over itself. Otherwise it was given up.
         """
+
+    def placement_adopted(self, server: int, placement: Placement) -> None:
+        """A server is about to adopt a placement, which is newer than the one that it has."""
+
+    def record_committed(self, record: Record) -> None:
+        """A controller knows that a record of its journal is committed; its effects follow."""

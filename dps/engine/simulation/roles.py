@@ -1,4 +1,4 @@
-"""The controller and the servers of a simulation: their real roles and procedures, without Dask around them.
+"""The controller of a simulation: its real roles and procedures, without Dask around them.
 
 `SimWorkers` is what Dask's workers are to the controller; `SimController` calls servers as Dask calls actors.
 """
@@ -9,32 +9,34 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from dps import config
-from dps.engine.checkpoints.reading import Origins, SavedShard, fill, sources
-from dps.engine.checkpoints.store import Store
 from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
 from dps.engine.controller.failover import TICK_SECONDS, Membership
 from dps.engine.controller.function_procedures import FunctionProcedures
-from dps.engine.controller.procedures import TIMEOUT_SETTINGS, Procedure, ServerCall
+from dps.engine.controller.interrupted_runs import InterruptedRuns
+from dps.engine.controller.journaled import ROUTE_TICKS
+from dps.engine.controller.journaling import FIRST_TERM
+from dps.engine.controller.procedures import TIMEOUT_SETTINGS, Procedure, ServerCall, raised
+from dps.engine.controller.rebalancing_procedures import RebalancingProcedures
 from dps.engine.controller.resharding_procedures import ReshardingProcedures
 from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.server_procedures import ServerProcedures
 from dps.engine.controller.server_record import ServerRecord
+from dps.engine.controller.session_record import CONTROLLER_BLOCK, RecordContent
 from dps.engine.controller.table_procedures import TableProcedures
-from dps.engine.server.checkpoint_writer import CheckpointWriter
+from dps.engine.controller.takeover_procedures import Reports, follow, go_on
+from dps.engine.coordination.journal import Ballot
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
-from dps.engine.server.requests import SETTLE_SHARE, ServerRole
-from dps.engine.server.resharding import Resharding
-from dps.engine.simulation.beside import MAX_PIECE_SECONDS, SimRunner, SimWriting
 from dps.engine.simulation.endpoint import SimConnection, SimEndpoint
 from dps.engine.simulation.executor import SimExecutor, SimLock
+from dps.engine.simulation.journal import SimJournal
 from dps.engine.simulation.network import Network
+from dps.engine.simulation.server import MAX_POLL_SECONDS, POLL_SECONDS, SECRET, SESSION, SimServer
+from dps.engine.simulation.work import SimWork
 from dps.engine.simulation.world import Party
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.transfer import first_difference
@@ -42,108 +44,17 @@ from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.handshake import of_servers
 from dps.engine.wire.headers import RouteAnswer, RouteRequest
+from dps.engine.wire.journal_messages import ReturnedServer
 from dps.engine.wire.protocols import RoleConnection
-from dps.errors import CheckpointError, DPSError, ServerGoneError
+from dps.errors import DPSError, ServerGoneError
 
-__all__ = ["SECRET", "SESSION", "SimController", "SimServer"]
+if TYPE_CHECKING:
+    from dps.engine.state.recipes import Description
 
-Reply: TypeAlias = Callable[[object], None]  # takes a server's answer, or its error
-SESSION, SECRET = "simulated", "00" * 32
-POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
+__all__ = ["SimController"]
+
 REPORT_SECONDS = 0.3  # between two reports of a server's load
-BLOCKING = {"save", "end_cut", "load", "settle", "reshard"}  # methods of a server that wait, for its disk or its copies
-MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
-
-
-class SimServer:
-    """A server's role without the Dask actor around it."""
-
-    def __init__(self, network: Network, party: Party, number: int, controller: tuple[str, int]):
-        self.party, self.number = party, number
-        self.endpoint = SimEndpoint(network, party)
-        runner = SimRunner(party)
-        self.role = ServerRole(
-            self.endpoint, SESSION, number, SECRET, controller, runner, runner, wall=self.endpoint.now
-        )
-        relay = self.role.relay
-        relay.piece, relay.rate = network.dump_piece, network.dump_rate
-        self.endpoint.handlers.update(self.role.handlers)
-        self.endpoint.service = self.role.service
-        self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
-        self.checkpoint_writer = CheckpointWriter(self.role, functools.partial(SimWriting, party, number))
-        self.role.start()
-
-    def call(self, method: str, args: tuple[object, ...], reply: Reply) -> None:
-        """Do what a method of `server/actor.py` does; `reply` gets its result, or its error."""
-
-        def work() -> None:
-            try:
-                reply(getattr(self, f"_{method}")(*args))
-            except Exception as error:
-                reply(error)
-
-        if method in BLOCKING:
-            self.party.spawn(work)
-        else:
-            work()
-
-    def _add_function(self, identity: str, code: bytes) -> None:
-        self.role.functions.add(identity, code)
-
-    def _create_table(self, spec: dict[str, object], shards: list[int]) -> None:
-        self.role.create(TableSpec.from_dict(spec), shards)
-
-    def _reshard(self, table: int, spec: dict[str, object], shards: list[int]) -> bytes:
-        division = Resharding(self.role, table, TableSpec.from_dict(spec).opened(), shards)
-        try:
-            while division.turn():
-                self.party.sleep(self.party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
-        finally:
-            division.close()
-        return msgspec.msgpack.encode(division.versions)
-
-    def _drop_table(self, table: int) -> None:
-        self.role.drop(table)
-
-    def _settle(self, keep: bool | None, over: list[list[int]]) -> bytes:
-        settled, every = self.role.settle(keep, over)
-        until = self.party.now() + SETTLE_SHARE * config.seconds("silence")
-        while every.left and self.party.now() < until:
-            self.party.sleep(POLL_SECONDS)
-        return msgspec.msgpack.encode([each[:2] for each in settled if each.confirmed])
-
-    def _cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> bytes:
-        return msgspec.msgpack.encode(self.checkpoint_writer.cut(tables, clock, parent, track))
-
-    def _complete(self) -> None:
-        self.checkpoint_writer.complete()
-
-    def _save(self, url: str, name: str, storage_options: dict[str, object]) -> None:
-        self.checkpoint_writer.save(url, name, storage_options)
-
-    def _saved(self) -> bytes:
-        return msgspec.msgpack.encode(self.checkpoint_writer.saved())
-
-    def _end_cut(self, name: str | None) -> None:
-        self.checkpoint_writer.end(name)
-        self.checkpoint_writer.wait_for_writing()
-
-    def _load(
-        self, table: int, url: str, name: str, shards: list[int], origins: Origins, options: dict[str, object]
-    ) -> None:
-        replicas = self.role.tables[table].replicas
-        for number in shards:
-            self.party.sleep(self.party.world.random.uniform(0.0, MAX_LOAD_SECONDS))
-            store = Store(url, storage_options=options)
-            spec, chain = replicas[number].spec, store.chain(name)
-            which = sources(chain[-1].tables[spec.name].shards, spec.shards, number)
-            saved = [SavedShard(store, chain, spec.name, n) for n in which]
-            try:
-                fill(replicas[number].shard, saved, Origins(*origins))
-            except DPSError:
-                raise
-            except Exception as error:
-                raise CheckpointError(f"{error!r:.500}") from error
+MAX_DASK_SECONDS = 0.02  # until Dask has told a worker to take a server up
 
 
 class SimWorkers:
@@ -177,6 +88,18 @@ class SimWorkers:
     def admit(self, server: ServerRecord) -> str:
         return "finished" if server.number in self._controller.servers else "pending"
 
+    def take_up(self, server: ServerRecord, ballot: tuple[int, str]) -> None:
+        """Have a server that was there before follow the controller; FencedError where it refuses."""
+        controller, number = self._controller, server.number
+        controller.servers[number] = controller.processes[number]
+        controller.party.sleep(self._network.world.random.uniform(0.0, MAX_DASK_SECONDS))
+        call = ServerCall(number, "follow", (ballot, controller.endpoint.address))
+        raised(controller.call_servers([call]))
+
+    def leave_actor(self, server: ServerRecord) -> None:
+        """Dask forgets the actor of a server, which goes on."""
+        self._controller.servers.pop(server.number, None)
+
     def submit(self, server: ServerRecord) -> None:
         self.free -= 1
         seconds = self.start_seconds(server.number)
@@ -194,7 +117,9 @@ class SimWorkers:
         record = self._controller.membership.servers[number]
         party = self._parties.pop(number, None) or self._hire(number)
         record.worker = party.name
-        self._controller.servers[number] = SimServer(self._network, party, number, self._controller.endpoint.address)
+        made = SimServer(self._network, party, number, self._controller.endpoint.address)
+        made.scheduler = self._controller.party
+        self._controller.servers[number] = self._controller.processes[number] = made
         return record
 
     def failure(self, server: ServerRecord) -> None:
@@ -208,7 +133,8 @@ class SimWorkers:
             observer.server_closed(server.number, not server.leaving)
         party = self._parties.pop(server.number, None)
         if server.number in self._controller.servers:
-            party = self._controller.servers[server.number].party
+            process = self._controller.servers[server.number]
+            party = process.party if process.scheduler is self._controller.party else None
         if party is not None and not party.dead:
             self._network.crash(party)
             self.free += self.reused or not server.ready
@@ -234,21 +160,57 @@ class SimLoad:
         return {number: (busy / len(servers), held / len(servers)) for number in servers}
 
 
-class SimController:
-    """The controller's roles without Dask's scheduler; `hire` makes the party of a server, given its number."""
+class ToldResharding:
+    """Tables that are split and merged, of which the observers are told."""
 
-    def __init__(self, network: Network, party: Party, hire: Callable[[int], Party], servers: int):
-        self._network, self.party = network, party
-        self.endpoint = SimEndpoint(network, party, on_close=self._closed)
+    def __init__(self, resharding: ReshardingProcedures, network: Network):
+        self._resharding, self._network = resharding, network
+
+    def split(self, name: str, shards: int | None = None) -> Procedure[Description]:
+        return self._told(self._resharding.split(name, shards))
+
+    def merge(self, name: str, shards: int | None = None) -> Procedure[Description]:
+        return self._told(self._resharding.merge(name, shards))
+
+    def _told(self, procedure: Procedure[Description]) -> Procedure[Description]:
+        made = yield from procedure
+        for observer in self._network.observers:
+            observer.table_made(TableSpec.from_dict(made))
+        return made
+
+
+class SimController:
+    """The controller's roles without Dask's scheduler; `hire` makes the party of a server, given its number.
+
+    With the setting `dps.scheduler.grace` it keeps a journal. With a ballot, it is to take over the servers in
+    `processes`, instead of starting some; it listens at `address` then, where the one before did.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        party: Party,
+        hire: Callable[[int], Party],
+        servers: int,
+        processes: dict[int, SimServer],
+        ballot: Ballot | None = None,
+        address: tuple[str, int] | None = None,
+    ):
+        self._network, self.party, self.processes = network, party, processes
+        self.recovering, self.abandoned = ballot is not None, False
+        self.endpoint = SimEndpoint(network, party, on_close=self._closed, address=address)
         self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
         self.membership = Membership(self.endpoint, SESSION, on_primary=self._primary_changed)
         self.runs = Runs(SESSION, self.endpoint.now)
+        ballot = ballot or Ballot(FIRST_TERM, "first")
+        first = (ballot.term - FIRST_TERM) * CONTROLLER_BLOCK
+        self.runs.begin_after(first)
         self.servers: dict[int, SimServer] = {}
         self.lost_answers = 0.0  # share of the calls of servers that are carried out, but whose answers are lost
         self.workers = SimWorkers(self, network, hire)
-        self.executor = SimExecutor(party, self.call_servers, lambda: [server.number for server in self._up()])
-        self.tables_change, self.checkpointing = SimLock(), SimLock()
-        self.scaling = SimLock()
+        up_numbers = lambda: [server.number for server in self._up()]  # noqa: E731
+        self.executor = SimExecutor(party, self.call_servers, up_numbers, self.committed)
+        self.tables_change, self.checkpointing, self.scaling = SimLock(), SimLock(), SimLock()
         self.procedures = ServerProcedures(
             self.membership,
             self.workers,
@@ -261,8 +223,10 @@ class SimController:
         )
         self.procedures.wanted, self.procedures.dedicated = servers, True
         up = lambda: [self.membership.servers[server.number] for server in self._up()]  # noqa: E731
-        numbers = itertools.count(1)
-        self.tables = TableProcedures(self.membership, up, self.tables_change, lambda: next(numbers))
+        numbers, salts = itertools.count(first + 1), itertools.count(first + 1)
+        self.tables = TableProcedures(
+            self.membership, up, self.tables_change, lambda: next(numbers), lambda: next(salts)
+        )
         self.functions = FunctionProcedures(self.membership, up, self.tables_change)
         self.ends = RunProcedures(self.membership, self.runs, up, party.now)
         self.checkpoints = CheckpointProcedures(
@@ -278,8 +242,25 @@ class SimController:
         )
         locks = (self.checkpointing, self.tables_change)
         self.resharding = ReshardingProcedures(self.membership, up, self.tables, locks, party.now)
-        self.endpoint.handlers.update(self.membership.handlers)
+        self.work = SimWork(self.membership, party.now, REPORT_SECONDS)
+        self.rebalances = False  # by itself
+        self.rebalancing = RebalancingProcedures(
+            self.membership,
+            self.work,
+            self,
+            ToldResharding(self.resharding, network),
+            self.checkpointing.locked,
+            SimLock(),
+            enabled=lambda: self.rebalances,
+        )
+        self._taking_up: set[int] = set()  # servers that have come back late
+        self.journal = self._keep_journal(ballot) if config.scheduler_grace() > 0 else None
+        self._begin(servers)
+
+    def _begin(self, servers: int) -> None:
+        """Listen, and start so many servers."""
         runs = self.runs
+        self.endpoint.handlers.update(self.membership.handlers)
         self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick})
         self.endpoint.handlers.update(
             {frames.COLLECT: runs.collect, frames.LEAVE: runs.leave, frames.LEASE: runs.lease}
@@ -288,7 +269,58 @@ class SimController:
         for _ in range(servers):
             self.workers.start(self.membership.add_server("", "server-{}")).ready = True
         self._look()
-        party.spawn(self.executor.run, self.procedures.maintain())
+        if not self.recovering:
+            self.party.spawn(self.executor.run, self.procedures.maintain())
+
+    # -- the journal
+
+    def _keep_journal(self, ballot: Ballot) -> SimJournal:
+        secrets, wanted = (SECRET, SECRET), lambda: self.wanted
+        content = RecordContent(self.membership, self.runs, secrets, self.endpoint.address, 1, wanted, lambda: None)
+        return SimJournal(self._network, self.party, self.membership, self.runs, content, ballot, self.recovering)
+
+    def begin(self) -> None:
+        """The servers are up: write the first record, if there is a journal."""
+        if self.journal is not None:
+            self.journal.wait_for(self.journal.recorder.begin)
+
+    def committed(self) -> None:
+        """Return when all that was decided before is committed."""
+        if self.journal is not None:
+            self.journal.wait_for(self.journal.recorder.decide)
+
+    def take_over(self, reports: Reports, ballot: Ballot) -> None:
+        """Go on with the servers of another controller, as `Session.take_over` does."""
+        assert self.journal is not None
+        run, journal = self.executor.run, self.journal
+        found = run(follow(self.procedures, reports, ballot))
+        take = lambda found: journal.wait_for(functools.partial(journal.recorder.take, found))  # noqa: E731
+        record = run(go_on(self.membership, InterruptedRuns(self.runs), journal.content, found, take))
+        self.recovering = False
+        run(self.procedures.resume(record.wanted))
+        journal.content.resumed()
+        self.party.spawn(run, self.procedures.maintain())
+
+    def take_up_late(self, report: ReturnedServer) -> None:
+        """Take up a server that has come back later than the others, or did not follow with them."""
+        assert self.journal is not None
+        number = report.number
+        if number not in self._taking_up and number in self.membership.servers:
+            self._taking_up.add(number)
+            try:
+                if number not in [server.number for server in self._up()]:
+                    self.executor.run(self.procedures.take_up(number, report.worker, self.journal.recorder.ballot))
+                self.executor.run(self.procedures.bring(self.membership.servers[number]))
+            except DPSError:
+                pass  # it reports again
+            finally:
+                self._taking_up.discard(number)
+
+    def abandon(self) -> None:
+        """It could not take over: its endpoint answers nothing any more."""
+        self.abandoned = self.procedures.closed = True
+        self.endpoint.secrets.clear()
+        self.endpoint.stop()
 
     # -- as autoscaling needs the servers
 
@@ -401,16 +433,29 @@ class SimController:
     def create_table(self, spec: TableSpec, exist_ok: bool = False) -> TableSpec:
         """Make a table on all servers, then publish it."""
         made = TableSpec.from_dict(self.executor.run(self.tables.add(spec.to_dict(), exist_ok)))
+        self.committed()
         for observer in self._network.observers:
             observer.table_made(made)
         return made
 
     def split(self, table: str, shards: int | None) -> TableSpec:
         """Cut a table into more shards."""
-        made = TableSpec.from_dict(self.executor.run(self.resharding.split(table, shards)))
-        for observer in self._network.observers:
-            observer.table_made(made)
-        return made
+        told = ToldResharding(self.resharding, self._network)
+        made = self.executor.run(told.split(table, shards))
+        self.committed()
+        return TableSpec.from_dict(made)
+
+    def merge(self, table: str, shards: int | None) -> TableSpec:
+        """Cut a table into fewer shards."""
+        told = ToldResharding(self.resharding, self._network)
+        made = self.executor.run(told.merge(table, shards))
+        self.committed()
+        return TableSpec.from_dict(made)
+
+    def drop_table(self, name: str) -> None:
+        """Drop a table: clients see it no more, then the servers forget it."""
+        self.executor.run(self.tables.drop(name))
+        self.committed()
 
     def add_function(self, identity: str, code: bytes) -> None:
         """Bring a function to all servers."""
@@ -431,7 +476,7 @@ class SimController:
         self.executor.run(self.ends.settle(keep))
 
     def _up(self) -> list[SimServer]:
-        return [self.servers[n] for n, record in self.membership.servers.items() if record.up]
+        return [self.servers[n] for n, record in self.membership.servers.items() if record.up and n in self.servers]
 
     def call_servers(self, calls: list[ServerCall]) -> list[object]:
         """Carry out the instruction `CallServers`: the answer or the error of each call."""
@@ -443,6 +488,9 @@ class SimController:
         def ask(server: SimServer, call: ServerCall) -> None:
             if network.parted(self.party, server.party):
                 network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, ask, server, call)
+                return
+            if server.scheduler is not self.party:  # its process has left this scheduler
+                answer(server, ServerGoneError(f"server {server.number} has no worker here any more"))
                 return
             lost = self.lost_answers and network.world.random.random() < self.lost_answers
             gone = ServerGoneError(f"the answer of server {server.number} was lost")
@@ -465,7 +513,15 @@ class SimController:
 
     # -- frames
 
-    def _route(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+    def _route(self, connection: RoleConnection, header: Header, body: memoryview, ticks: int = ROUTE_TICKS) -> None:
+        """As `Sessions` of `controller/plugin.py` does it."""
+        if self.recovering or not self.membership.decides:
+            if ticks <= 0:
+                connection.transport.close()
+            elif not connection.transport.is_closing():
+                left = ticks if self.recovering else ticks - 1
+                self.endpoint.later(TICK_SECONDS, self._route, connection, header, body, left)
+            return
         origin = RouteRequest.of(header).origin or self.runs.allot(1)
         connection.reply(RouteAnswer(origin).header(header.request), self.membership.route)
 
@@ -478,6 +534,8 @@ class SimController:
             observer.primary_changed(table, shard, before, after, stepped_down)
 
     def _look(self) -> None:
+        if self.abandoned:
+            return
         self.membership.tick()
         self.runs.check_timeouts()
         if self.ends.late:

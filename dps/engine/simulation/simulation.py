@@ -23,7 +23,9 @@ from dps.engine.simulation.executor import Cancelled
 from dps.engine.simulation.faults import Faults, Mischief
 from dps.engine.simulation.network import Network
 from dps.engine.simulation.observers import Observer
-from dps.engine.simulation.roles import SECRET, SESSION, SimController
+from dps.engine.simulation.roles import SimController
+from dps.engine.simulation.schedulers import SimSchedulers
+from dps.engine.simulation.server import SECRET, SESSION
 from dps.engine.simulation.trainers import SimJob, SimTrainers
 from dps.engine.simulation.world import Party, StuckError, Task, World
 from dps.engine.state.columns import Column, parts_of_table
@@ -33,6 +35,7 @@ from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition
 from dps.engine.telemetry.monitor import run_status
+from dps.engine.telemetry.rebalance_report import RebalanceReport
 from dps.engine.training.data import share
 from dps.engine.wire.messages import CheckpointOptions, CheckpointSchedule, RestoreRequest
 from dps.errors import DPSError, InputError, StoppedError
@@ -116,7 +119,7 @@ class Simulation:
         self._network.dump_piece, self._network.dump_rate = dump
         self.parties: dict[str, Party] = {}
         hire = lambda number: self._party(f"server-{number}")  # noqa: E731
-        self._controller = SimController(self._network, self._party("controller"), hire, servers)
+        self._schedulers = SimSchedulers(self._network, self._party("controller"), hire, servers)
         self._copies = copies
         self._disk: SimDisk | None = None
         self._autoscaling: AutoscalingProcedures | None = None
@@ -130,10 +133,13 @@ class Simulation:
         acts: dict[str, Callable[[random.Random], None]]
         acts = {"crashes": self._crash_one, "twins": self._actors.run_twice, "moves": self._change_servers}
         acts |= {"disks": self._break_disk, "answers": self._lose_answers, "splits": self._split_one}
-        self._mischief = Mischief(self._network, self.faults, acts, self._controller.fragile)
+        acts["merges"] = self._merge_one
+        acts["rebalances"] = self._change_loads
+        self._mischief = Mischief(self._network, self.faults, acts, lambda: self._controller.fragile())
         self._party("driver")
         while not self._controller.ready:
             self._world.step()
+        self._controller.begin()
 
     # -- as ParameterServer
 
@@ -182,6 +188,23 @@ class Simulation:
     def split(self, table: str, shards: int | None = None) -> TableSpec:
         """Cut a table into more shards; see :meth:`dps.ParameterServer.split`."""
         return self._controller.split(table, shards)
+
+    def merge(self, table: str, shards: int | None = None) -> TableSpec:
+        """Cut a table into fewer shards; see :meth:`dps.ParameterServer.merge`."""
+        return self._controller.merge(table, shards)
+
+    def rebalance(self, seconds: float = 60.0) -> RebalanceReport:
+        """Even the load out; see :meth:`dps.ParameterServer.rebalance`."""
+        return self._controller.executor.run(self._controller.rebalancing.rebalance(seconds))
+
+    def follow_load(self) -> None:
+        """From now on, shards follow the load by themselves, as with the setting ``dps.rebalancing``."""
+        self._controller.rebalances = True
+        self._controller.party.spawn(self._controller.executor.run, self._controller.rebalancing.follow())
+
+    def change_loads(self, seed: int) -> None:
+        """Draw the loads of all shards anew."""
+        self._controller.work.change(seed)
 
     def client(self) -> SimClient:
         """A client without a clock, at the driver. Its calls advance virtual time."""
@@ -303,7 +326,7 @@ class Simulation:
         """Take checkpoints at intervals, until the function that this returns is called."""
         schedule = CheckpointSchedule(CheckpointOptions(self.disk.url, keep, incremental), seconds, clocks)
         repeat, ended = self._controller.checkpoints.repeat(schedule), threading.Event()
-        task = self.parties["controller"].spawn(self._repeat, repeat, ended.is_set)
+        task = self._controller.party.spawn(self._repeat, repeat, ended.is_set)
 
         def end() -> None:
             ended.set()
@@ -329,6 +352,20 @@ class Simulation:
         self._network.observers.append(observer)
 
     # -- time and faults
+
+    @property
+    def _controller(self) -> SimController:
+        """The controller that decides."""
+        self._schedulers.look()
+        return self._schedulers.current
+
+    def start_scheduler(self) -> str:
+        """Start another scheduler at the address of the first one; the name of its party.
+
+        Servers come back to it when they have lost theirs, and its controller takes over. That needs the setting
+        ``dps.scheduler.grace``. Runs do not outlive their controller.
+        """
+        return self._schedulers.start(self._party).name
 
     @property
     def now(self) -> float:
@@ -427,7 +464,7 @@ class Simulation:
         self._world.note("%s is to go", party)
         number = int(party.removeprefix("server-"))
         self._controller.workers.free += 1
-        self.parties["controller"].spawn(self._controller.executor.run, self._controller.procedures.retire(number))
+        self._controller.party.spawn(self._controller.executor.run, self._controller.procedures.retire(number))
 
     def adapt(
         self,
@@ -447,7 +484,7 @@ class Simulation:
         autoscaling = self._autoscaling = controller.autoscaling(load)
         rule = autoscaling.rule = AutoscalingRule(minimum, maximum, wait_count)
         autoscaling.memory = memory
-        self.parties["controller"].spawn(controller.executor.run, autoscaling.follow(rule, interval))
+        self._controller.party.spawn(controller.executor.run, autoscaling.follow(rule, interval))
 
         def end() -> None:
             autoscaling.rule = None
@@ -539,15 +576,10 @@ class Simulation:
         self._network.crash(party, silent)
         if party.name.startswith("server-"):
             notice = self.faults.keep_alive if silent else self._world.random.uniform(0, MAX_DASK_NOTICE_SECONDS)
-            self._world.at(
-                self._world.now + notice,
-                self.parties["controller"],
-                self._controller.membership.remove_worker,
-                party.name,
-            )
+            self._schedulers.remove_worker(party, notice)
             if self.faults.restart is not None:
                 self._at(self.faults.restart, self._controller.workers.add)
-        else:
+        elif not party.name.startswith("controller"):
             self._actors.lost(party, self.faults.restart)
 
     def _change_servers(self, draw: random.Random) -> None:
@@ -569,11 +601,25 @@ class Simulation:
         specs = [spec for spec in controller.membership.specs.values() if spec["shards"] <= MOST_SPLIT_SHARDS]
         if specs:
             spec, times = draw.choice(specs), draw.choice((2, 2, 4))
-            controller.party.spawn(self._try_split, spec["name"], times * spec["shards"])
+            controller.party.spawn(self._try, self._controller.split, spec["name"], times * spec["shards"])
 
-    def _try_split(self, name: str, shards: int) -> None:
-        with contextlib.suppress(DPSError):  # servers come and go, and it has more shards by now
-            self._controller.split(name, shards)
+    def _merge_one(self, draw: random.Random) -> None:
+        """Cut a table into half or a quarter of its shards."""
+        controller, times = self._controller, draw.choice((2, 2, 4))
+        specs = [spec for spec in controller.membership.specs.values() if spec["shards"] % times == 0]
+        if specs:
+            spec = draw.choice(specs)
+            controller.party.spawn(self._try, self._controller.merge, spec["name"], spec["shards"] // times)
+
+    def _change_loads(self, draw: random.Random) -> None:
+        """Change the loads of shards, and even them out."""
+        self.change_loads(draw.getrandbits(32))
+        self._controller.party.spawn(self._try, self.rebalance)
+
+    @staticmethod
+    def _try(change: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(DPSError):  # servers come and go, and a table may have other shards by now
+            change(*args)
 
     def _break_disk(self, draw: random.Random) -> None:
         """Let every write to the store of checkpoints fail for a while."""

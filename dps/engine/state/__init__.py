@@ -29,6 +29,8 @@ snapshot           Cut: a shard as of a clock, read while ops go on
 gone               the keys of rows that went lately, and why, for readers
 memory             bytes that shards take, and by how many an op makes them grow
 resharding         a shard as several shards of a table that is cut into more
+merging            several shards as one of a table that is cut into fewer
+ledger_parts       their ledgers: what each part of a merged shard has seen
 scan               the rows of a keyed shard in a range of keys, piece after piece while ops go on
 transfer           copying a shard to another server while ops go on
 ================== ===============================================================================

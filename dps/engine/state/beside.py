@@ -146,6 +146,8 @@ def worth_it(shard: Shard, op: Op) -> bool:
         return sums.work >= CLOSED_AT_ONCE and sums.count * COPIED_PER_SUM >= len(shard)
     if shard.would_close(op.clock) or (op.origin and shard.ledger.seen(op.origin, op.attempt, op.clock, op.number)):
         return False
+    if op.origin and shard.ledger.lacking(op.origin, op.clock, op.number) is not None:  # not all its rows change
+        return False
     if op.rule in (PUSH, ADD, ASSIGN):
         is_summed = op.rule == PUSH and shard.spec.aggregate is not None and op.clock != NO_CLOCK
         if op.keys is None or is_summed or isinstance(shard.spec.optimizer, Custom):

@@ -49,8 +49,8 @@ class DiskRows:
     width : int
         Columns of a row.
     dtype : str
-    bits : int
-        The leading bits that the hashes of all keys have in common.
+    salt : int
+        Of the index.
     name : str
         What the rows are, for errors.
     segment_bytes : int
@@ -58,7 +58,7 @@ class DiskRows:
 
     Examples
     --------
-    >>> disk = DiskRows(None, width=2, dtype="float32", bits=0, name="rows of shard 0")
+    >>> disk = DiskRows(None, width=2, dtype="float32", salt=0, name="rows of shard 0")
     >>> disk.put(np.array([7, 8]), np.array([[1, 2], [3, 4]], np.float32))
     >>> places = disk.find(np.array([8, 9]))
     >>> places.tolist(), disk.read(np.array([8]), places[:1]).tolist()
@@ -69,21 +69,21 @@ class DiskRows:
     """
 
     def __init__(
-        self, directory: str | None, width: int, dtype: str, bits: int, name: str, segment_bytes: int = 1 << 24
+        self, directory: str | None, width: int, dtype: str, salt: int, name: str, segment_bytes: int = 1 << 24
     ):
         self.width, self.dtype, self.name = width, np.dtype(dtype), name
         self.directory = directory or tempfile.gettempdir()
         self.entry = entry_bytes(width * self.dtype.itemsize)
         self.segment = max(8, segment_bytes // self.entry // 8 * 8)  # entries of one
         self.written = 0  # entries since the file was made
-        self._bits = bits
+        self._salt = salt
         self._file: int | None = None
         self._closing: Callable[[], object] | None = None
         self._readers = 0
         self._begin()
 
     def _begin(self) -> None:
-        self._index = KeyIndex(self._bits, INDEX_GROWTH)
+        self._index = KeyIndex(self._salt, INDEX_GROWTH)
         self.in_use = np.zeros(0, np.uint8)  # a bit for each entry
         self._used = np.zeros(0, np.int32)  # entries in use, by segment
         self._segments = 0  # that the file has or had

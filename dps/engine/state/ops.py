@@ -199,6 +199,9 @@ class TableSpec:
         the width, and the optimizer Assign.
     fixed_shards : bool
         It is not split, because a program lays rows out by its shards.
+    salt : int
+        Mixed into the hashes by which servers look keys up, given by the controller: another one for each table, so
+        that keys in the order in which one table is scanned have no order in another.
 
     Examples
     --------
@@ -223,6 +226,7 @@ class TableSpec:
     life: RowLife = RowLife()
     bytes_width: int = 0
     fixed_shards: bool = False
+    salt: int = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self):
         where = f"table {check_name('table', self.name)!r}"
@@ -407,7 +411,7 @@ class TableSpec:
         recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
         plain = {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
         del plain["life"]
-        for name in ("bytes_width", "fixed_shards"):
+        for name in ("bytes_width", "fixed_shards", "salt"):
             if not plain[name]:
                 del plain[name]  # so that tables without it are described as ever
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain

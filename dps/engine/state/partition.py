@@ -4,9 +4,9 @@ The client divides its batches by these rules and a shard finds its rows with th
 so the rules are in one place; their loops are compiled (:mod:`dps.engine.core.grouping`). `mix` must never change,
 because stored models depend on it.
 
-Keys in the order of their hashes are in the order of their shards, and in the order of the slots inside a shard's
-index. A batch sorted by hash (as :func:`dps.localize` makes it) is therefore grouped already, and its repeats would lie
-side by side; `survey` notices that in one pass, and nothing is copied. Any other batch is grouped by a counting sort.
+Keys in the order of their hashes are in the order of their shards. A batch sorted by hash (as :func:`dps.localize`
+makes it) is therefore grouped already, and its repeats would lie side by side; `survey` notices that in one pass, and
+nothing is copied. Any other batch is grouped by a counting sort.
 """
 
 from __future__ import annotations

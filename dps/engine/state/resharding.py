@@ -1,17 +1,17 @@
 """Resharding: the shards of a table that is cut into more shards, made from its present shards. Pure.
 
 A table of n shards becomes one of k n shards, where k is a power of two: shard i becomes the shards k i to k i + k - 1.
-Both ways to place rows
-allow this without a look at other shards: hashes (a shard is named by the first bits) and ranges of rows of equal
-length. So each server divides what it has, and no row travels.
+Both ways to place rows allow this without a look at other shards: hashes (a shard is named by the first bits) and
+ranges of rows of equal length. So each server divides what it has, and no row travels.
 
 The shard must not change meanwhile. Its rows come piece by piece, as a dump gives them to a joiner
 (:mod:`dps.engine.state.transfer`), so that the server can serve other tables between two pieces.
 
 State that belongs to no row is copied to every part: the clock; the ledger, because each part of an op that is sent
-again asks the shard to which it goes now; the counts of keys that wait for their rows, because these are known by a
-part of their hashes only. Only the first part keeps the counters of evicted and expired rows, because their sum is to
-stay the same. No part keeps the answers of the ledger, because an answer covers the whole shard.
+again asks the shard to which it goes now (of a shard that was merged, each part gets what it has seen); the counts of
+keys that wait for their rows, because these are known by a part of their hashes only. Only the first part keeps the
+counters of evicted and expired rows, because their sum is to stay the same. No part keeps the answers of the ledger,
+because an answer covers the whole shard.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dps.engine.state.ledger_parts import divided_ledger
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import bound, group
 from dps.engine.state.recipes import Description
@@ -28,7 +29,7 @@ from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.state.transfer import Dump, Joining
 from dps.errors import InputError
 
-__all__ = ["Division", "resharded"]
+__all__ = ["Division", "resharded", "whole_shards"]
 
 MORE_ROWS = 1.05  # spare room in a part, as a factor, because hashes do not spread quite evenly
 
@@ -44,8 +45,7 @@ def resharded(spec: TableSpec, shards: int, number: int) -> TableSpec:
     8
     """
     where = f"table {spec.name!r}"
-    if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
-        raise InputError(f"{where}: shards is a whole number, not {shards!r}")
+    shards = whole_shards(where, shards)
     times = shards // spec.shards
     if times < 2 or times & (times - 1) or shards % spec.shards:
         raise InputError(f"{where} has {spec.shards} shards: it is split into 2, 4, 8, ... times as many, not {shards}")
@@ -65,7 +65,14 @@ def resharded(spec: TableSpec, shards: int, number: int) -> TableSpec:
             f"{where} remembers the keys of rows that went (remember=), numbered by each of its {spec.shards} shards: "
             "make it with more shards from the beginning"
         )
-    return dataclasses.replace(spec, shards=int(shards), id=number)
+    return dataclasses.replace(spec, shards=shards, id=number)
+
+
+def whole_shards(where: str, shards: object) -> int:
+    """The number of shards that a user has asked for. Raises InputError if it is no whole number."""
+    if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
+        raise InputError(f"{where}: shards is a whole number, not {shards!r}")
+    return int(shards)
 
 
 class Division:
@@ -120,17 +127,17 @@ class Division:
         if piece is None:
             return False
         meta, arrays = piece
-        ledger: list[np.ndarray] = []
+        ledgers: list[dict[str, np.ndarray]] = [{} for _ in self._parts]
         if meta.get("last"):
-            bare = self.shard.ledger.to_arrays(answers=False)
-            arrays, ledger = arrays[: -len(bare)], list(bare.values())
+            arrays, times = arrays[: -len(meta["ledger"])], len(self._parts)
+            ledgers = [divided_ledger(self.shard.ledger, n, times).to_arrays() for n in range(times)]
         if isinstance(self.shard, KeyedShard):
             places = list(self._divided(arrays[0]))
         else:
             places = list(self._ranges(meta["first"], meta["first"] + len(arrays[0])))
         for n, (part, which) in enumerate(zip(self._parts, places, strict=True)):
             mine = [array[which] for array in arrays]
-            part.add({**meta, "first": self._given[n]}, mine + ledger)
+            part.add({**meta, "first": self._given[n], "ledger": list(ledgers[n])}, mine + list(ledgers[n].values()))
             self._given[n] += 0 if meta.get("spilled") else len(mine[0])
         return True
 

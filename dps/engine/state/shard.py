@@ -74,7 +74,7 @@ from dps.engine.state.ops import (
     TableSpec,
     WholeShard,
 )
-from dps.engine.state.partition import bound, shard_bits
+from dps.engine.state.partition import bound
 from dps.engine.state.snapshot import CHANGED, Cut, CutShard
 from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
@@ -728,7 +728,6 @@ class KeyedShard(Shard):
     def __init__(self, spec: TableSpec, number: int):
         super().__init__(spec, number)
         self.absent_start = spec.absent_start()
-        # The hashes of keys begin alike in a shard only if these hashes chose the shard.
         self.index = self.new_index()
         self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
         self.spill: SpilledRows | None = None  # where rows lie that the budget has no room for, with evict="spill"
@@ -737,7 +736,7 @@ class KeyedShard(Shard):
 
     def new_index(self) -> KeyIndex:
         """An index without keys; that of a shard with a budget has its size from the beginning."""
-        index = KeyIndex(shard_bits(self.spec.shards) if self.spec.cells is None else 0)
+        index = KeyIndex(self.spec.salt)
         if self.most_rows:
             index.hold(self.most_rows)
         return index
@@ -860,7 +859,7 @@ class KeyedShard(Shard):
 
     def give_up(self) -> list[np.ndarray]:
         arrays = super().give_up()
-        self.index = KeyIndex(self.index.bits)
+        self.index = KeyIndex(self.spec.salt)
         self.most_rows, self.spilled = 0, 0
         self.close_file()
         return arrays

@@ -260,5 +260,5 @@ def attach_file(shard: KeyedShard, directory: str | None) -> None:
         where = f"table {shard.spec.name!r}, shard {shard.number}, rows beyond max_bytes"
         share = shard.spec.life.max_bytes // shard.spec.shards // SEGMENTS
         segment_bytes = min(max(share, LEAST_SEGMENT_BYTES), SEGMENT_BYTES)
-        disk = DiskRows(directory, shard.width, shard.spec.dtype, shard.index.bits, where, segment_bytes)
+        disk = DiskRows(directory, shard.width, shard.spec.dtype, shard.index.salt, where, segment_bytes)
         shard.spill = Spill(shard, disk)

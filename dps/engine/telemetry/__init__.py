@@ -18,6 +18,8 @@ findings          a diagnosis in words, with its remedy
 autostaleness     a staleness that lowers waiting and does not hurt the loss
 run_telemetry     what the controller keeps of a run's reports
 server_telemetry  what it keeps of a server's
+shard_work        the work of each shard, which servers report by table
+rebalance_report  what was done to even the load of servers out
 snapshot          the state of a parameter server as typed values, which all views show
 monitored         what the monitor reads of the controller's runs and membership
 monitor           makes that state of all that is known

@@ -34,10 +34,12 @@ from dps.engine.telemetry.monitored import (
     MonitoredRuns,
     MonitoredServer,
 )
+from dps.engine.telemetry.rebalance_report import RebalancingStatus
 from dps.engine.telemetry.reports import ReceivedReport
 from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurves
 from dps.engine.telemetry.run_telemetry import RunTelemetry, same
 from dps.engine.telemetry.server_telemetry import ServerTelemetry, together
+from dps.engine.telemetry.shard_work import MeasuredWork, work_of_shards
 from dps.engine.telemetry.snapshot import (
     NEARLY_FULL,
     PARTS,
@@ -97,6 +99,8 @@ class Monitor:
         Gives the last checkpoint and the error of the last attempt.
     adapt : callable
         Gives the rule by which the number of servers follows the load; None if there is none.
+    rebalancing : callable
+        Gives what was done to even the load of servers out.
     announced : set of str
         The machines whose overload an event has told. All parameter servers of a cluster share it, because one event
         is enough for a cluster in which fits and runs follow one another.
@@ -112,6 +116,7 @@ class Monitor:
         wanted: Callable[[], int] = lambda: 0,
         checkpoints: Callable[[], CheckpointStatus] = CheckpointStatus,
         adapt: Callable[[], AdaptStatus | None] = lambda: None,
+        rebalancing: Callable[[], RebalancingStatus | None] = lambda: None,
         announced: set[str] | None = None,
     ):
         self.runs = runs
@@ -121,6 +126,7 @@ class Monitor:
         self.wanted = wanted
         self.checkpoints = checkpoints
         self.adapt = adapt
+        self.rebalancing = rebalancing
         self.hosts = Hosts()
         self._announced = set() if announced is None else announced
         self._servers: dict[int, ServerTelemetry] = {}
@@ -280,6 +286,14 @@ class Monitor:
         }
         return {n: (w.busy(since), sum(table["bytes"] for table in w.tables().values())) for n, w in watches.items()}
 
+    def work(self, since: float) -> MeasuredWork | None:
+        """The work of all servers and shards since then; None if a server has not reported it yet."""
+        watches = {n: self._servers.get(n, NO_REPORTS) for n in self.membership.servers}
+        if not all(watch.steady(since) for watch in watches.values()):
+            return None
+        places = {self.membership.specs[name]["id"]: there for name, there in self.membership.places.items()}
+        return work_of_shards(watches, places, since)
+
     def snapshot(self, answers: Mapping[int, ServerAnswer] = NO_ANSWERS, all_runs: bool = False) -> Status:
         """The state of the parameter server now.
 
@@ -307,6 +321,7 @@ class Monitor:
             news=self.membership.news(),
             checkpoints=self.checkpoints(),
             adapt=self.adapt(),
+            rebalancing=self.rebalancing(),
         )
 
     def _all_runs(self, now: float, wall: float) -> list[RunStatus]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from dps.engine.telemetry.history import Series
 from dps.engine.telemetry.reports import ReceivedReport, TableCounts, quantile
 
-__all__ = ["ServerRates", "ServerTelemetry", "together"]
+__all__ = ["ServerRates", "ServerTelemetry", "TableWork", "together"]
 
 # Number of reports over which rates are taken: about 4 s.
 KEPT_REPORTS = 8
+LEAST_PROCESSOR = 0.1  # of its time, for which a serving thread could have a processor, at the least
 CURVE_POINTS = 512  # points kept of the curves of a server
 CURVE_COLUMNS = ("time", "requests", "keys", "bytes", "p50", "p99", "busy")
 NO_COUNTS: TableCounts = {
@@ -41,6 +42,15 @@ class ServerRates(NamedTuple):
     p50: float = 0.0  # seconds of service per request: the median
     p99: float = 0.0  # seconds of service per request: the 99th percentile
     service: float = 0.0  # seconds of service per request: the mean
+
+
+class TableWork(NamedTuple):
+    """What a server does for one table, as the primary of some of its shards."""
+
+    service: float = 0.0  # seconds of service a second
+    held: float = 0.0  # bytes of all its replicas
+    shards: Mapping[int, float] = {}  # shard -> keys per second
+    hottest: float = 0.0  # keys per second of its hottest key, at least
 
 
 def together(rates: list[ServerRates]) -> ServerRates:
@@ -103,19 +113,31 @@ class ServerTelemetry:
         """The part of the recent time, or of the time after `since`, that the serving thread was at work."""
         return self._rate("busy", since)
 
+    def utilisation(self, since: float) -> float:
+        """The part of the time in which it could have a processor that the serving thread was at work, since then.
+
+        On a crowded machine this is more than `busy`: a server that has half of a processor, and uses all of that, is
+        as loaded as one that uses a whole one.
+        """
+        return min(1.0, self.busy(since) / max(LEAST_PROCESSOR, 1 - self.starved(since)))
+
     def polled(self) -> float:
         """The part of the recent time that the serving thread polled."""
         return self._rate("polled")
 
-    def starved(self) -> float:
-        """The part of the recent time that the serving thread was ready to run while no processor was free."""
-        return self._rate("starved")
+    def starved(self, since: float = -math.inf) -> float:
+        """The part of the time that the serving thread was ready to run while no processor was free, as `busy`."""
+        return self._rate("starved", since)
 
     def _rate(self, seconds: str, since: float = -math.inf) -> float:
         if not self.steady(since):
             return 0.0
-        first, last = next(seen for seen in self._seen if seen.time > since), self._seen[-1]
+        first, last = self._window(since)
         return max(0.0, (getattr(last, seconds) - getattr(first, seconds)) / max(last.time - first.time, 1e-3))
+
+    def _window(self, since: float) -> tuple[ReportSeen, ReportSeen]:
+        """The first report after `since`, and the last one."""
+        return next(seen for seen in self._seen if seen.time > since), self._seen[-1]
 
     def rates(self, tables: Iterable[int] | None = None) -> ServerRates:
         """The rates of the whole server, or of some of its tables."""
@@ -145,15 +167,28 @@ class ServerTelemetry:
     def tables(self) -> dict[int, TableCounts]:
         return self._seen[-1].tables if self._seen else {}
 
-    def loads(self, table: int) -> dict[int, float]:
-        """Keys per second of each shard that the server is the primary of."""
-        if not self.steady():
+    def loads(self, table: int, since: float = -math.inf) -> dict[int, float]:
+        """Keys per second of each shard that the server is the primary of, recently or after `since`."""
+        if not self.steady(since):
             return {}
-        first, last = self._seen[0], self._seen[-1]
+        first, last = self._window(since)
         old = first.tables.get(table, NO_COUNTS)["shards"]
         seconds = max(last.time - first.time, 1e-3)
         new = last.tables.get(table, NO_COUNTS)["shards"]
         return {shard: max(0.0, (count - old.get(shard, 0)) / seconds) for shard, count in new.items()}
+
+    def work(self, table: int, since: float) -> TableWork:
+        """What the server has done for a table since then."""
+        if not self.steady(since) or table not in self._seen[-1].tables:
+            return TableWork()
+        first, last = self._window(since)
+        old, new = first.tables.get(table, NO_COUNTS), last.tables[table]
+        service = sum(new[kind][3] - old[kind][3] for kind in ("pull", "push"))
+        loads, hot = self.loads(table, since), new["hot"]
+        certain = max((count - error for _, count, error in hot["keys"]), default=0.0)
+        share = certain / hot["accesses"] if hot["accesses"] > 0 else 0.0
+        seconds = max(last.time - first.time, 1e-3)
+        return TableWork(max(0.0, service) / seconds, new["bytes"], loads, share * sum(loads.values()))
 
     def keep(self, tables: Collection[int]) -> None:
         """Forget all tables but these, because the others were dropped."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dps.engine.telemetry.rebalance_report import RebalancingStatus
 from dps.engine.wire.structs import read_annotations
 
 __all__ = [
@@ -194,7 +195,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     @property
     def joined(self) -> int:
         """How many of its trainers have ever joined."""
-        return sum(trainer.attempts > 0 for trainer in self.trainers)
+        return sum(trainer.state is not TrainerPhase.EXPECTED for trainer in self.trainers)
 
     @property
     def clocks(self) -> list[int]:
@@ -493,6 +494,7 @@ class Status(msgspec.Struct, frozen=True):
     news: list[tuple[float, str]] = msgspec.field(default_factory=list)  # the events that still matter
     checkpoints: CheckpointStatus = msgspec.field(default_factory=CheckpointStatus)
     adapt: AdaptStatus | None = None
+    rebalancing: RebalancingStatus | None = None
 
     @property
     def up(self) -> int:

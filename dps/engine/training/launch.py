@@ -18,7 +18,7 @@ from distributed import Client
 from dps import config
 from dps.engine.client.client import Ticket
 from dps.engine.daskapi.processes import check_versions_of
-from dps.engine.telemetry.snapshot import RunStatus
+from dps.engine.telemetry.snapshot import RunStatus, TrainerPhase
 from dps.engine.training.data import ByPartition, Partitions, Shares, by_partition
 from dps.engine.training.leased_batches import FetchablePartitions
 from dps.engine.training.open_run import OpenRun, checked_bound
@@ -26,10 +26,10 @@ from dps.engine.training.progress_bar import ProgressBar
 from dps.engine.training.tasks import Stopped, Tasks, TrainerJob, TrainerTask, holders
 from dps.engine.training.threads import Threads
 from dps.engine.training.types import Control, Result
-from dps.engine.wire.messages import SavedRun
+from dps.engine.wire.messages import InterruptedRun, SavedRun
 from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
 
-__all__ = ["RunOptions", "begin", "launch", "resumed"]
+__all__ = ["RunOptions", "begin", "launch", "resumed", "resuming"]
 
 POLL_SECONDS = 0.05  # between two looks at the trainers' tasks, once a run is a second old,
 SHOW_SECONDS = 0.25  # at their clocks,
@@ -55,6 +55,7 @@ class RunOptions:
     reassign: bool = False
     by: str = "trainer"
     warm_start: int = 0
+    interrupted: int = 0  # the run whose scheduler has died, and which goes on; 0: none
 
     def __post_init__(self) -> None:
         trainers, retries = self.trainers, self.retries
@@ -90,10 +91,11 @@ def launch(
     data: Partitions,
     options: RunOptions,
     restored: SavedRun | None,
+    term: int,
 ) -> list[Result]:
     """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
 
-    `call` reaches the controller; `restored` is what there is to go on with.
+    `call` reaches the controller, whose term this is; `restored` is what there is to go on with.
     """
     threads = Threads(call, client.id)
     tasks: Tasks | None = None
@@ -117,8 +119,8 @@ def launch(
         run, first = begin(call, shares, options)
         seats = [TrainerTask(first + n, *seat) for n, seat in enumerate(zip(places, shares, parts, strict=True))]
         stock = FetchablePartitions(data.keys, shares, data.paired) if options.reassign else None
-        called = options.wrapped(function), options.args, dict(options.kwargs), options.retries
-        tasks = Tasks(client, TrainerJob(ticket, run, *called, stock), threads, seats)
+        called = options.wrapped(function), options.args, dict(options.kwargs), options.retries, stock, term
+        tasks = Tasks(client, TrainerJob(ticket, run, *called), threads, seats, seen)
         tasks.start()
         with ProgressBar(options.progress) as bar:
             watch(tasks, seen, stop, bar)
@@ -148,11 +150,22 @@ def start(call: Control, staleness: float | str, **fields: Any) -> int:
 
 def begin(call: Control, shares: list[list[int]], options: RunOptions) -> tuple[int, int]:
     """A run for so many trainers, or their part of one that is open: its number, and that of their first."""
+    if options.interrupted:
+        return options.interrupted, 0
     if options.run is not None:
         return options.run.number, options.run.reserve(len(shares))
     fields = {"trainers": len(shares), "partitions": shares, "resume": options.resume, "reassign": options.reassign}
     fields["warm_start"] = options.warm_start
     return start(call, options.staleness, **fields), 0
+
+
+def resuming(call: Control, run: int | None, chosen: RunOptions) -> tuple[RunOptions, SavedRun]:
+    """Take up the interrupted run of that number, or the only one: its options, and what there is to go on with."""
+    if run is not None and (not isinstance(run, int) or isinstance(run, bool) or run < 1):
+        raise InputError(f"run is the number of a run, or None for the only one that was interrupted, not {told(run)}")
+    found = msgspec.msgpack.decode(call("resume_run", run=run or 0), type=InterruptedRun)
+    saved, number = found.saved, found.number
+    return dataclasses.replace(chosen, resume=True, warm_start=saved.warm_start, interrupted=number), saved
 
 
 def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> list[list[int]]:
@@ -165,12 +178,12 @@ def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> 
         )
     if (was := restored.reassign) != reassign:
         raise InputError(
-            f"the run that was restored had reassign={was}, and this one has reassign={reassign}: with it the clock "
+            f"the run to go on with had reassign={was}, and this one has reassign={reassign}: with it the clock "
             f"counts epochs, and without it batches; go on with reassign={was}"
         )
     if restored.warm_start != options.warm_start:
         raise InputError(
-            f"the run that was restored had warm_start={restored.warm_start}, and this one has "
+            f"the run to go on with had warm_start={restored.warm_start}, and this one has "
             f"warm_start={options.warm_start}: trainers would pass over other batches; say the same"
         )
     before = restored.partitions
@@ -180,7 +193,7 @@ def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> 
     ):
         if old != new:
             raise InputError(
-                f"the run that was restored has {old} {what}, and this one has {new}: each trainer goes on with its "
+                f"the run to go on with has {old} {what}, and this one has {new}: each trainer goes on with its "
                 f"own part of the same data"
             )
     return before
@@ -199,7 +212,7 @@ def watch(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[[str],
             bar.show(seen)
             if seen.stopped is not None:
                 raise_first(tasks, progress, stop)
-            joined = sum(seen.trainers[seat.number].attempts > 0 for seat in tasks.seats)
+            joined = sum(seen.trainers[seat.number].state is not TrainerPhase.EXPECTED for seat in tasks.seats)
             late = joined < len(tasks.seats)
             if late or tasks.among(seen.lost) or now - looked > LOOK_SECONDS:
                 looked = now

@@ -184,8 +184,8 @@ def localize(X: Batch, remember: bool = True) -> Localized:
     Returns
     -------
     keys : int64 array
-        Every id of the batch once, sorted by hash: the order in which servers hold them, so pulls and pushes are cut
-        into views and walk the servers' memory from front to back. Explicit zeros count as present.
+        Every id of the batch once, sorted by hash: the order of the shards, so pulls and pushes are cut into views, and
+        nothing is sorted or copied for them. Explicit zeros count as present.
     local
         ``csr_matrix`` (``csr_array`` if X was an array) of shape ``(rows, len(keys))`` with int32 indices and, if X
         was CSR, the very same `data`; column j stands for feature ``keys[j]``. For ids: int32 codes of the same

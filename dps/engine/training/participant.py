@@ -31,7 +31,7 @@ from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import Collect, Tick, TickAnswer
 from dps.engine.wire.messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent, decode, encode
-from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
+from dps.errors import AccessDeniedError, ClockTimeoutError, ControllerGoneError, InputError, StoppedError
 
 __all__ = ["Participant"]
 
@@ -118,7 +118,8 @@ class Participant:
         joined, own = self._joined, session.own
         assert joined is not None, "the session joins on each connection to the controller"
         own.id, own.attempt = joined.origin, joined.attempt
-        self._join_request.incarnation = joined.incarnation
+        self._join_request.incarnation, self._join_request.attempt = joined.incarnation, joined.attempt
+        session.grace = joined.grace
         self.staleness = math.inf if joined.staleness is None else joined.staleness
         self.trainers = own.parties = joined.trainers
         self.others_clock = 0 if joined.trainers > 1 else math.inf
@@ -212,10 +213,11 @@ class Participant:
 
     def _pass_generally(self, clock: int, began: float) -> None:
         """Pass a clock, with a report where one is due, and again where the connection breaks."""
-        session, deadline = self.session, began + self.clock_patience
+        session = self.session
         header = Tick(clock, self.planned).header()
 
         def ask() -> None:
+            deadline = session.now() + self.clock_patience  # anew, because another controller may have come meanwhile
             tick, self._tick = self._tick, None
             if tick is not None:
                 self._take_answer(tick.answer(deadline))
@@ -251,9 +253,8 @@ class Participant:
                 self._report = session.meter.take(began)
             if self._report is not None:  # it may have gone with a tick already: then it is a repeat
                 request.report = self._report.asdict()
-            body, deadline = encode(request), began + session.patience
-            header = Header(frames.LEASE)
-            answer = self._again(lambda: session.controller().ask(header, body).result(deadline).body)
+            body, header = encode(request), Header(frames.LEASE)
+            answer = self._again(lambda: self._answered(header, body, session.patience))
             self._report = None
             return decode(LeaseAnswer, answer)
 
@@ -267,9 +268,8 @@ class Participant:
         header = Collect(self.clock, self._collectives, len(text)).header()
         self._collectives += 1
         try:
-            with session.lock, self.waiting() as began:
-                deadline = began + self.clock_patience
-                return bytes(self._again(lambda: session.controller().ask(header, body).result(deadline).body))
+            with session.lock, self.waiting():
+                return bytes(self._again(lambda: self._answered(header, body, self.clock_patience)))
         except ClockTimeoutError:
             self._collectives -= 1  # a trainer that calls again is at the same place of its program
             raise
@@ -301,8 +301,16 @@ class Participant:
 
     # -- the connection to the controller
 
+    def _answered(self, header: Header, body: bytes, patience: float) -> bytes | bytearray | memoryview:
+        """The body of the controller's answer to a request, for which the trainer waits for so many seconds."""
+        channel = self.session.controller()
+        return channel.ask(header, body).result(self.session.now() + patience).body
+
     def _again(self, ask: Callable[[], T]) -> T:
-        """`ask()`, and again where the connection broke: a trainer may say everything twice."""
+        """`ask()`, and again where the connection broke: a trainer may say everything twice.
+
+        If the parameter server outlives its scheduler, the trainer waits for the next one.
+        """
 
         def afresh() -> T:
             try:
@@ -311,7 +319,17 @@ class Participant:
                 self._tick = None  # a later tick says more
                 raise
 
-        return self.session.insist(afresh)
+        try:
+            return self.session.insist(afresh)
+        except (ControllerGoneError, AccessDeniedError) as error:
+            if not self.session.grace:
+                raise
+            raise ControllerGoneError(
+                f"trainer {self.number} of run {self.run} has waited {self.session.grace:g} s (dps.scheduler.grace) at "
+                f"clock {self.clock} for another scheduler in place of the one that is gone: start one at its address "
+                f"within that time; a parameter server that was taken over goes on with the run by ps.resume_run "
+                f"({error})"
+            ) from error
 
     def _has_arrived(self, tick: Request, deadline: float) -> bool:
         """Whether the answer to a tick came before the connection broke."""
@@ -324,6 +342,7 @@ class Participant:
 
     def _join(self, channel: Channel) -> None:
         self._join_request.joins += 1
+        self._join_request.clock = max(self.clock, self.reached)
         try:
             deadline = self.session.now() + self.session.patience
             request = channel.ask(Header(frames.JOIN), encode(self._join_request))

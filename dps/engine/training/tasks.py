@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import dask
-from distributed import Client, Future, KilledWorker, get_worker
+from distributed import Client, Future, KilledWorker, Status, Worker, get_worker
 
 from dps import config
 from dps.engine.client.client import Ticket
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 drop_failures_told_elsewhere()
 
 
+# How many run ids a scheduler may give to tasks: an incarnation is one of them, and the controller's term.
+RUN_IDS = 1 << 40
+
+
 class TrainerJob(NamedTuple):
     """What all trainers of a run are to do."""
 
@@ -47,6 +52,7 @@ class TrainerJob(NamedTuple):
     kwargs: Options
     retries: int
     stock: FetchablePartitions | None = None  # all partitions, where work is re-assigned
+    term: int = 0  # of the controller; another one has another scheduler, which counts the runs of its tasks from 0
 
 
 class Stopped(NamedTuple):
@@ -60,13 +66,13 @@ def train(job: TrainerJob, number: int, partition_numbers: list[int], parts: lis
     worker = get_worker()
     state = worker.state.tasks[worker.get_current_task()]
 
-    def cancelled() -> bool:  # the scheduler took the task back: the thread must end by itself
-        return state.state != "executing" and state.state != "long-running"
+    def cancelled() -> bool:  # the scheduler took the task back, or is gone: the thread must end by itself
+        return is_closing(worker) or (state.state != "executing" and state.state != "long-running")
 
-    stock = job.stock
+    stock, incarnation = job.stock, job.term * RUN_IDS + state.run_id
     try:
         participant = Participant(
-            job.ticket, job.run, number, state.run_id, worker.address, cancelled, leased=stock is not None
+            job.ticket, job.run, number, incarnation, worker.address, cancelled, leased=stock is not None
         )
     except StoppedError as error:
         return Stopped(str(error))
@@ -79,10 +85,13 @@ def train(job: TrainerJob, number: int, partition_numbers: list[int], parts: lis
         trainer.leave()
         return result
     except (StoppedError, TrainerLostError) as error:  # the latter tells of another one
-        _leave(trainer, error)
+        if not is_closing(worker):  # otherwise the trainer is lost, and may be begun again elsewhere
+            _leave(trainer, error)
         return Stopped(str(error))
     except BaseException as error:
-        if job.retries:  # Dask may run it again, and then this is all that tells of the failure
+        if is_closing(worker) or isinstance(error, ControllerGoneError):
+            logger.warning("trainer %d is lost with its worker or its scheduler: %s", number, error)
+        elif job.retries:  # Dask may run it again, and then this is all that tells of the failure
             logger.warning("trainer %d failed, and is run again if any retry is left", number, exc_info=True)
         else:
             _leave(trainer, error)
@@ -94,6 +103,11 @@ def train(job: TrainerJob, number: int, partition_numbers: list[int], parts: lis
 def _leave(trainer: Trainer, error: BaseException) -> None:
     with contextlib.suppress(Exception):  # the run is over, or the controller is: what counts is the first error
         trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
+
+
+def is_closing(worker: Worker) -> bool:
+    """Whether a worker is about to end, or has lost its scheduler: then its tasks count no more."""
+    return worker.status in (Status.closing, Status.closed, Status.failed)
 
 
 class TrainerTask:
@@ -126,11 +140,20 @@ class TrainerTask:
 class Tasks:
     """The trainers' tasks of a run, as the driver sees them.
 
-    `threads` are reserved for them; `seats` are in the order of the trainers.
+    `threads` are reserved for them; `seats` are in the order of the trainers. `ask` asks the controller how the run is,
+    and raises an error if that has died.
     """
 
-    def __init__(self, client: Client, job: TrainerJob, threads: Threads, seats: list[TrainerTask]):
+    def __init__(
+        self,
+        client: Client,
+        job: TrainerJob,
+        threads: Threads,
+        seats: list[TrainerTask],
+        ask: Callable[[], object],
+    ):
         self.client = client
+        self._ask = ask
         self.job = job
         self.threads = threads
         self.seats = seats
@@ -161,6 +184,7 @@ class Tasks:
 
     def look(self) -> None:
         """Find another thread for each trainer whose worker is gone; send the partitions again that went with it."""
+        self._ask()  # first, because all tasks have ended if the scheduler has, and another driver may begin them anew
         try:
             there = self.client.nthreads()
         except OSError as error:

@@ -13,7 +13,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dps import config
 from dps.engine.core.blocks import limit_kept
@@ -52,7 +52,7 @@ class Endpoint:
     name : str
         The thread's name, which stack dumps and error messages show.
     host : str
-        The address to listen at; the system chooses the port.
+        The address to listen at.
     handlers : dict
         Frame kind -> function(connection, header, body), called in the endpoint's thread. A DPSError that it raises
         goes to the peer as the answer; a ProtocolError also closes the connection.
@@ -62,6 +62,8 @@ class Endpoint:
         For the links that this endpoint opens.
     polling : Polling, optional
         How long the loop polls, after a plain request, before it sleeps; None: not at all.
+    port : int
+        The port to listen at, if it is free. By default, and where it is not, the system chooses one.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Endpoint:
         tls: ssl.SSLContext | None = None,
         connecting: ssl.SSLContext | None = None,
         polling: Polling | None = None,
+        port: int = 0,
     ):
         self.name, self.connecting = name, connecting
         self.handlers = handlers
@@ -96,7 +99,7 @@ class Endpoint:
         self.soon: Callable[[Callable[[], None]], object] = (
             self.loop.call_soon if self.turn is None else self.turn.at_end
         )
-        self._thread = threading.Thread(target=self._run, args=(host, tls), name=f"dps-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(host, tls, port), name=f"dps-{name}", daemon=True)
         self._thread.start()
         if not concurrent.futures.wait([self._ready], config.seconds("connect")).done:
             raise RequestTimeoutError(
@@ -104,10 +107,10 @@ class Endpoint:
             )
         self.host, self.port = host, self._ready.result()
 
-    def _run(self, host: str, tls: ssl.SSLContext | None) -> None:
+    def _run(self, host: str, tls: ssl.SSLContext | None, port: int) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            servers, port = self.loop.run_until_complete(self._listen(host, tls))
+            servers, port = self.loop.run_until_complete(self._listen(host, tls, port))
             self._ready.set_result(port)
         except BaseException as error:
             self._ready.set_exception(error)
@@ -129,14 +132,20 @@ class Endpoint:
                 self.turn.close()
             self.loop.close()
 
-    async def _listen(self, host: str, tls: ssl.SSLContext | None) -> tuple[list[asyncio.AbstractServer], int]:
+    async def _listen(
+        self, host: str, tls: ssl.SSLContext | None, port: int
+    ) -> tuple[list[asyncio.AbstractServer], int]:
         """The listeners, over TCP and, without TLS, at a Unix socket; and the TCP port."""
         if tls is not None:
             tls.sslobject_class = TlsVerdict
         patience = None if tls is None else config.seconds("connect")
-        server = await self.loop.create_server(
-            lambda: Connection(self), host, 0, ssl=tls, backlog=1024, ssl_handshake_timeout=patience
-        )
+        options: Any = {"ssl": tls, "backlog": 1024, "ssl_handshake_timeout": patience}
+        try:
+            server = await self.loop.create_server(lambda: Connection(self), host, port, **options)
+        except OSError:
+            if not port:
+                raise
+            server = await self.loop.create_server(lambda: Connection(self), host, 0, **options)
         port = server.sockets[0].getsockname()[1]
         local = None if tls is not None else listening_locally((host, port))
         if local is None:

@@ -47,6 +47,8 @@ RING     see `RingPiece`; with CONTROL the sender     numbers of an array
          gives the round up
 RING_... see `RingPiece`                              nothing; answer: numbers of a result
 SERVE... see `controller/failover.py`                 JSON
+RECORD.. see `wire/journal_messages.py`               JSON
+GRANT    see `server/grants.py`                       JSON
 OK       request; count; see `TickAnswer`             the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
 ======== ============================================ ==================================================
@@ -119,6 +121,9 @@ CAUGHT_UP = 51
 STEPPED_DOWN = 52
 SUSPECT = 53
 FAILED = 54
+RECORD = 55
+RECORDED = 56
+GRANT = 57
 OK = 64
 ERROR = 65
 

@@ -44,6 +44,7 @@ class Link(asyncio.BufferedProtocol):
         on_end: Callable[[Link], None],
     ):
         self.open = False  # both sides have proved the secret
+        self.refused = False  # the machine at the address has answered that nothing listens there
         self.party: Any = None  # value for the role's own use
         self.plain: Callable[[np.ndarray, int, int], int] | None = None  # function that takes plain frames of the inbox
         self._handshake, self._limit = ConnectingHandshake(session_name, secret, "the other side"), limit
@@ -66,6 +67,12 @@ class Link(asyncio.BufferedProtocol):
         patience = config.seconds("connect")
         self._proof_timer = loop.call_later(patience, self.close)
         self._task = loop.create_task(self._connect(loop, address, tls))
+        self._task.add_done_callback(self._check_begun)
+
+    def _check_begun(self, task: asyncio.Task[None]) -> None:
+        """End a link that was closed before its task began, because the task cannot do it then."""
+        if task.cancelled():
+            self._on_end_once()
 
     async def _connect(
         self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None
@@ -79,6 +86,7 @@ class Link(asyncio.BufferedProtocol):
             await loop.create_connection(lambda: self, *address, ssl=tls, server_hostname=host)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             logger.debug("no connection to %s: %s", address, error)
+            self.refused = isinstance(error, ConnectionRefusedError)
             self._on_end_once()
 
     # -- out

@@ -36,6 +36,7 @@ __all__ = [
     "DescribedTable",
     "Description",
     "FunctionCall",
+    "InterruptedRun",
     "Join",
     "Joined",
     "LeasableBatches",
@@ -96,6 +97,8 @@ class Join(msgspec.Struct):
     incarnation: int | None  # None: the next one, by the controller's count
     where: str = ""  # for messages: host, worker or process
     joins: int = 0  # how often this incarnation has joined before
+    attempt: int = -1  # the one that a controller has counted this incarnation as; -1: none has yet
+    clock: int = 0  # iterations that it has completed
 
 
 class Joined(msgspec.Struct, omit_defaults=True):
@@ -109,6 +112,7 @@ class Joined(msgspec.Struct, omit_defaults=True):
     incarnation: int
     portions: int = 0  # the origin of portion 0; 0: work is not leased
     warm_start: int = 0  # the clock at which all trainers but the first begin
+    grace: float = 0.0  # seconds for which the trainer waits for another scheduler when this one dies
 
 
 class TimeSpent(msgspec.Struct):
@@ -229,6 +233,7 @@ class Serve(msgspec.Struct, frozen=True):
     server: int  # its number
     host: str
     port: Port
+    follows: tuple[int, str] = (0, "")  # the controller that it follows: see `coordination/journal.py`
 
 
 class CaughtUp(msgspec.Struct, frozen=True):
@@ -443,6 +448,13 @@ class DescribedTable(msgspec.Struct, frozen=True):
     joiners: list[int | None]  # the server to which each shard moves
 
 
+class InterruptedRun(msgspec.Struct, frozen=True):
+    """A run whose scheduler has died, as a driver needs it to begin its trainers anew."""
+
+    number: int
+    saved: SavedRun
+
+
 class Description(msgspec.Struct, frozen=True):
     """A parameter server, for a driver that starts it or attaches to it."""
 
@@ -451,6 +463,8 @@ class Description(msgspec.Struct, frozen=True):
     copies: int  # copies of a row, in tables that do not say how many
     adapt: AdaptRule | None  # None: the number of servers stays
     controller: tuple[str, int]  # where its endpoint listens
+    term: int  # of the controller: higher than those of the controllers before, which have died
+    grace: float  # seconds for which servers and trainers wait for another scheduler when this one dies
     servers: list[DescribedServer]
     tables: dict[str, DescribedTable]
     restored: SavedRun | None  # the run that may be resumed

@@ -80,6 +80,7 @@ class RoleLink(Protocol):
     """A connection that this endpoint has opened: see :class:`dps.engine.wire.link.Link`."""
 
     party: Any  # for the role's own use
+    refused: bool  # the machine at the address has answered that nothing listens there
     # Takes frames at the beginning of inbox[start:end], and says how many bytes they have; the rest goes to `on_frame`.
     plain: Callable[[np.ndarray, int, int], int] | None
 

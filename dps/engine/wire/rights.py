@@ -64,7 +64,7 @@ REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0,
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN)
 OF_SERVERS: tuple[int, ...] = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN)
-OF_SERVERS += (frames.SUSPECT, frames.FAILED)
+OF_SERVERS += (frames.SUSPECT, frames.FAILED, frames.RECORDED)
 # Flags of the ops without rows: the end of a clock's sums, and the retirement of origins.
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD, CONTROL | RULE_ASSIGN})
 # Flags of the effects of functions, and of users' optimizers.
@@ -84,11 +84,15 @@ TO_SERVER: Rights = {
         frames.GONE: NO_FLAGS,
         frames.STATUS: NO_FLAGS,
     },
-    SERVER: {frames.REPLICATE: PUSHES | CONTROLS | EFFECTS | COUNTED, frames.DUMP: NO_FLAGS},
+    SERVER: {
+        frames.REPLICATE: PUSHES | CONTROLS | EFFECTS | COUNTED,
+        frames.DUMP: NO_FLAGS,
+        frames.GRANT: NO_FLAGS,
+    },
 }
 TO_CONTROLLER: Rights = {
     CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), NO_FLAGS),
-    SERVER: dict.fromkeys(OF_SERVERS, NO_FLAGS),
+    SERVER: {**dict.fromkeys(OF_SERVERS, NO_FLAGS), frames.BEAT: frozenset({0, CONTROL})},
 }
 TO_TRAINER: Rights = {CLIENT: {frames.RING: frozenset({0, CONTROL}), frames.RING_RESULT: NO_FLAGS}}
 

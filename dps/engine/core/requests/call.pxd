@@ -47,17 +47,19 @@ cdef class Call:
     cdef Leg *leg
     cdef Form form
     cdef int64_t count, start  # rows that travel, and the first one of a range
-    cdef const int64_t *keys  # in the order of the shards; NULL: a range
-    cdef const int64_t *starts  # where the keys of each shard begin
-    cdef const int32_t *order  # keys[j] was number order[j] of the caller's; NULL: they are as the caller has them
-    cdef const int32_t *target  # which row stands for the key in place j of the order; NULL: each has its own
+    cdef int64_t most  # rows of a chunk
+    cdef const int64_t *keys  # of each chunk in the order of the shards; NULL: a range
+    cdef int64_t *starts  # for each chunk, where the keys of each shard begin
+    cdef int32_t *order  # keys[j] was in place order[j] of the caller's, or of the merged ones; NULL: in place j
+    cdef const int32_t *target  # which of the merged keys the caller named in place j; NULL: none was merged
+    cdef const int64_t *_cells  # by which the keys are placed, in the order in which they were surveyed
     cdef const char *rows  # that are pushed; NULL: none
-    cdef bint taken  # the rows are in the order of `keys`, not in the caller's
+    cdef bint taken  # the rows are in the order of `keys`, so `order` is that of the answer only
     cdef char *room  # for the answer; NULL: none comes
     cdef dps_header stamp
     cdef object _keys, _values, _out, _sums  # arrays that have to live as long as the pointers
-    cdef void *_buffers[10]
-    cdef size_t _sizes[10]
+    cdef void *_buffers[9]
+    cdef size_t _sizes[9]
     cdef void *memory(self, int which, size_t nbytes) except NULL
     cdef void forget(self)
     cdef bint prepare(
@@ -65,11 +67,15 @@ cdef class Call:
     ) except -1
     cdef bint _sign(self, Terms terms, object origin, int64_t weight) except -1
     cdef bint _group(self, const int64_t *keys, int64_t count) except -1
+    cdef int64_t _survey(self, const int64_t *keys, int64_t count) except? -1
+    cdef bint _ascends(self, int64_t count) noexcept
     cdef bint _merge(self, const int64_t *keys, int64_t count) except -1
+    cdef int _scatter(self, const int64_t *keys, int64_t count) except -1
     cdef int _cut(self) except -1
-    cdef int64_t _edge(self, int64_t shard) noexcept
-    cdef Call part_of(self, Leg *leg, Form form)
-    cdef int _regroup(self, Call whole, int64_t a) except -1
+    cdef int64_t _chunks(self, int64_t count) noexcept
+    cdef int64_t _edge(self, Leg *leg, int64_t shard) noexcept
+    cdef Call part_of(self, Leg *leg, Form form, bint is_whole=*)
+    cdef int _regroup(self, Call whole, int64_t a, bint reorders) except -1
     cdef int split(self, Leg *whole, Form form, Leg *leg) noexcept
     cdef dps_header *head(self, Leg *leg) except NULL
     cdef bint lay(self, Leg *leg, iovec *pieces) except -1

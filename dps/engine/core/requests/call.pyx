@@ -1,10 +1,11 @@
 """A call without its sockets: the caller's arrays grouped and cut into requests, and answers put in place.
 
-A call is *prepared*: its arrays are checked, its keys are grouped by shard, repeated ones are summed where the table
-wants that, and it is cut into legs, one for each server and run of neighbouring shards. A call that is larger than a
-chunk is cut into chunks first, each of which has the number of an op. Where these cuts are depends on the call's rows
-and the number of shards alone, and not on which servers hold them, so a chunk has the same number when it is sent
-again.
+A call is *prepared*: its arrays are checked, repeated keys are summed where the table wants that, and what is left is
+cut into chunks, each of which has the number of an op. The keys of a chunk are grouped by shard, and the chunk is cut
+into legs, one for each server and run of neighbouring shards. Chunks follow from the call's keys and rows alone, in the
+order of the caller, and not from the shards or from the servers that hold them. So an op has the same number and the
+same keys when it is sent again, by this client or by a trainer that runs again, also where the table has other shards
+by then.
 
 What does not fit (other types, a wrong shape, a row that is not there) is *declined*, before anything is changed. The
 answer to a leg is *accepted*: it is checked, and its rows go to the places that the caller named. Between the two
@@ -22,7 +23,7 @@ cimport numpy as cnp
 
 from dps.engine.core.requests.form cimport Form, fits, is_finite, new_rows
 from dps.engine.core.requests.frame cimport HEADER, MAGIC, OK, RANGE, RULE_DELETE, dps_header
-from dps.engine.core.grouping cimport add_rows, list_distinct, number_part, scatter_keys, survey_keys
+from dps.engine.core.grouping cimport add_rows, number_part, scatter_keys, survey_keys
 from dps.engine.core.shards.rows cimport dps_scatter, dps_take
 
 cnp.import_array()
@@ -44,12 +45,11 @@ cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows 
     GROUPED = 2
     TARGET = 3
     DISTINCT = 4
-    EDGES = 5
-    LEGS = 6
-    HEAD = 7
-    ROWS = 8
-    CELLS = 9
-    BUFFERS = 10
+    LEGS = 5
+    HEAD = 6
+    ROWS = 7
+    CELLS = 8
+    BUFFERS = 9
 
 
 cdef class Terms:
@@ -189,6 +189,8 @@ cdef class Call:
             if not fits(form, listed, count, room, True, cnp.NPY_ARRAY_CARRAY):
                 return False
         self.start, self.asked, self.count = first, count, count
+        self.most = max(1, terms.most // (form.row_bytes + (0 if listed is None else 8)))
+        self.most = self.most if listed is None else min(self.most, terms.keys)
         self.keys, self.order, self.target, self.taken = NULL, NULL, NULL, False
         self.rows = NULL
         if rows is not None:
@@ -226,55 +228,90 @@ cdef class Call:
         origin.number += self.numbers
 
     cdef bint _group(self, const int64_t *keys, int64_t count) except -1:
-        """Group the keys, and merge repeated ones if they have to be; False for keys that are declined."""
-        cdef Form form = self.form
-        cdef int64_t *starts = <int64_t *> self.memory(STARTS, (form.shards + 1) * 8)
-        cdef int32_t *order
-        cdef int64_t *grouped
-        cdef int64_t *cell
-        cdef const int64_t *cells = keys
-        cdef int64_t shape
-        cdef bint done = True
-        if form.cells is not None:
-            cell = <int64_t *> self.memory(CELLS, count * 8)
-            with nogil:
-                form.cells.fill(keys, count, cell)
-            cells = cell
-        with nogil:
-            shape = survey_keys(cells, count, form.rows, form.shards, form.bits, starts)
+        """Merge repeated keys if they have to be, and group those of each chunk; False for keys that are declined."""
+        cdef int64_t shape = self._survey(keys, count)
         if shape < 0:
             return False
-        self.keys, self.starts = keys, starts
+        self.keys = keys
+        if self.terms.merges and not (shape == 2 and self._ascends(count)) and self._merge(keys, count):
+            shape = self._survey(self.keys, self.count)
         if shape == 0:
-            order, grouped = <int32_t *> self.memory(ORDER, count * 4), <int64_t *> self.memory(GROUPED, count * 8)
+            self._scatter(self.keys, self.count)
+        return True
+
+    cdef int64_t _survey(self, const int64_t *keys, int64_t count) except? -1:
+        """Count the keys of each chunk by shard; how they are ordered in all chunks, as `survey_keys` says it."""
+        cdef Form form = self.form
+        cdef int64_t chunks = max(1, self._chunks(count)), width = form.shards + 1, shape = 2, a = 0, size, shard
+        cdef int64_t *starts = <int64_t *> self.memory(STARTS, (chunks + 1) * width * 8)
+        cdef int64_t *cells = NULL
+        if form.cells is not None:
+            cells = <int64_t *> self.memory(CELLS, count * 8)
             with nogil:
-                done = scatter_keys(keys, cells, count, form.rows, form.shards, form.bits, starts, order, grouped)
-            if not done:
-                raise MemoryError
-            self.keys, self.order = grouped, order
-        return shape == 2 or not self.terms.merges or self._merge(self.keys, count)
+                form.cells.fill(keys, count, cells)
+        self.starts, self._cells = starts, keys if cells == NULL else cells
+        while chunks > 0 and shape >= 0:
+            size = min(self.most, count - a)
+            with nogil:
+                shape = min(
+                    shape, survey_keys(self._cells + a, size, form.rows, form.shards, form.bits, starts)
+                )
+                for shard in range(width):
+                    starts[shard] += a
+            starts, a, chunks = starts + width, a + size, chunks - 1
+        return shape
+
+    cdef bint _ascends(self, int64_t count) noexcept:
+        """Whether keys that ascend in each chunk do so from chunk to chunk."""
+        cdef Form form = self.form
+        cdef int64_t *spare = self.starts + max(1, self._chunks(count)) * (form.shards + 1)
+        cdef int64_t a = self.most
+        while a < count:
+            if survey_keys(self._cells + a - 1, 2, form.rows, form.shards, form.bits, spare) < 2:
+                return False
+            a += self.most
+        return True
 
     cdef bint _merge(self, const int64_t *keys, int64_t count) except -1:
-        """Name each key once. `target` says for each place which one it is."""
-        cdef int64_t shards = self.form.shards, shard, distinct = 0
-        cdef const int64_t *starts = self.starts
+        """Name each key once, in the order of their first places; False if none is repeated.
+
+        `target` says for each place of the caller which key it has.
+        """
         cdef int32_t *target = <int32_t *> self.memory(TARGET, count * 4)
+        cdef int64_t distinct, j
         cdef int64_t *named
-        cdef int64_t *edges
         with nogil:
-            for shard in range(shards):
-                distinct = number_part(keys, starts[shard], starts[shard + 1], target, distinct)
-                if distinct < 0:
-                    break
+            distinct = number_part(keys, 0, count, target, 0)
         if distinct < 0:
             raise MemoryError
         if distinct == count:
-            return True
-        named, edges = <int64_t *> self.memory(DISTINCT, distinct * 8), <int64_t *> self.memory(EDGES, (shards + 1) * 8)
+            return False
+        named = <int64_t *> self.memory(DISTINCT, distinct * 8)
         with nogil:
-            list_distinct(keys, starts, target, shards, distinct, named, edges)
-        self.keys, self.starts, self.target, self.count = named, edges, target, distinct
+            for j in range(count):
+                named[target[j]] = keys[j]
+        self.keys, self.target, self.count = named, target, distinct
         return True
+
+    cdef int _scatter(self, const int64_t *keys, int64_t count) except -1:
+        """Put the surveyed keys of each chunk in the order of their shards."""
+        cdef Form form = self.form
+        cdef int32_t *order = <int32_t *> self.memory(ORDER, count * 4)
+        cdef int64_t *grouped = <int64_t *> self.memory(GROUPED, count * 8)
+        cdef int64_t *starts = self.starts
+        cdef int64_t a = 0, end
+        cdef bint done = True
+        while a < count and done:
+            end = min(count, a + self.most)
+            with nogil:
+                done = scatter_keys(
+                    keys, self._cells, a, end, form.rows, form.shards, form.bits, starts, order, grouped
+                )
+            starts, a = starts + form.shards + 1, end
+        if not done:
+            raise MemoryError
+        self.keys, self.order = grouped, order
+        return 0
 
     def _sum(self, cnp.ndarray rows not None) -> None:
         """Sum the rows of each repeated key; make room for the answer, from where it is spread."""
@@ -288,27 +325,30 @@ cdef class Call:
         sums = cnp.PyArray_ZEROS(2, shape, form.kind, 0)
         total = cnp.PyArray_DATA(sums)
         with nogil:
-            done = add_rows(form.kind, given, self.order, self.target, self.asked, form.dim, self.count, total)
+            done = add_rows(form.kind, given, NULL, self.target, self.asked, form.dim, self.count, total)
         if not done:
             raise MemoryError
-        self._sums, self.rows, self.taken = sums, <const char *> total, True
+        self._sums, self.rows = sums, <const char *> total
         if self.room != NULL:
             room = cnp.PyArray_EMPTY(2, shape, form.kind, 0)
             self._out, self.room = room, <char *> cnp.PyArray_DATA(room)
 
+    cdef int64_t _chunks(self, int64_t count) noexcept:
+        return (count + self.most - 1) // self.most
+
     cdef int _cut(self) except -1:
-        """Cut the call into chunks, and these into legs; how many there are."""
+        """Cut the chunks into legs; how many there are."""
         cdef Form form = self.form
-        cdef int64_t most = max(1, self.terms.most // (form.row_bytes + (0 if self.keys == NULL else 8))), chunk
-        most = most if self.keys == NULL else min(most, self.terms.keys)
+        cdef int64_t chunk
         cdef Leg whole
         cdef int n = 0
-        self.numbers = max((self.count + most - 1) // most, self.stamp.rows > 0)
-        self.leg = <Leg *> self.memory(LEGS, (self.numbers + 2 * form.count) * sizeof(Leg))
+        self.numbers = max(self._chunks(self.count), self.stamp.rows > 0)
+        self.leg = <Leg *> self.memory(LEGS, self.numbers * form.count * sizeof(Leg))
         memset(&whole, 0, sizeof(Leg))
         whole.end = form.shards
         for chunk in range(self.numbers):
-            whole.chunk, whole.a, whole.b = <uint32_t> chunk, chunk * most, min((chunk + 1) * most, self.count)
+            whole.chunk, whole.a = <uint32_t> chunk, chunk * self.most
+            whole.b = min(whole.a + self.most, self.count)
             n += self.split(&whole, form, self.leg + n)
         return n
 
@@ -321,7 +361,7 @@ cdef class Call:
             first, end = max(form.edges[2 * run], whole.first), min(form.edges[2 * run + 1], whole.end)
             if first >= end:
                 continue
-            a, b = min(max(self._edge(first), whole.a), whole.b), min(max(self._edge(end), whole.a), whole.b)
+            a, b = self._edge(whole, first), self._edge(whole, end)
             if a < b or everywhere:
                 leg[n] = whole[0]
                 leg[n].run, leg[n].first, leg[n].end, leg[n].a, leg[n].b = run, first, end, a, b
@@ -329,14 +369,18 @@ cdef class Call:
                 n += 1
         return n
 
-    cdef int64_t _edge(self, int64_t shard) noexcept:
-        """The row of the call at which a shard begins; for a range it may lie outside the call."""
-        return self.starts[shard] if self.keys != NULL else shard * self.form.rows // self.form.shards - self.start
+    cdef int64_t _edge(self, Leg *leg, int64_t shard) noexcept:
+        """The row of a leg at which a shard begins."""
+        if self.keys != NULL:
+            return self.starts[leg.chunk * (self.form.shards + 1) + shard]
+        return min(max(shard * self.form.rows // self.form.shards - self.start, leg.a), leg.b)
 
-    cdef Call part_of(self, Leg *leg, Form form):
+    cdef Call part_of(self, Leg *leg, Form form, bint is_whole=False):
         """The rows of one leg as a call of their own, to a table that is cut into other shards by now.
 
-        Its op keeps the number of the leg's chunk, and its answer goes to the places of this call.
+        Its op keeps the number of the leg's chunk, and its answer goes to the places of this call. Where the leg
+        `is_whole`, which is a whole chunk of the caller's call, the keys of a shard are in the caller's order again,
+        because a server may keep the answer for the same op of a trainer that runs again.
         """
         cdef Call call = Call.__new__(Call)
         cdef Leg whole = leg[0]
@@ -347,10 +391,11 @@ cdef class Call:
         if leg.chunk > 0:
             call.stamp.rows = min(call.stamp.rows, 0)
         call.start, call.asked, call.count = self.start + leg.a, leg.b - leg.a, leg.b - leg.a
+        call.most = max(1, call.count)
         call.keys, call.order, call.target, call.rows, call.room = NULL, NULL, NULL, NULL, self.room
         call.taken, call.result, call._sums = False, None, None
         if self.keys != NULL:
-            call._regroup(self, leg.a)
+            call._regroup(self, leg.a, is_whole and self.order != NULL)
         else:
             call.rows = NULL if self.rows == NULL else self.rows + leg.a * row
             call.room = NULL if self.room == NULL else self.room + leg.a * row
@@ -361,45 +406,41 @@ cdef class Call:
         call.legs = call.split(&whole, form, call.leg)
         return call
 
-    cdef int _regroup(self, Call whole, int64_t a) except -1:
-        """Group the keys of `whole` from number `a` on by this call's shards; copy their rows in the new order."""
-        cdef Form form = self.form
-        cdef int64_t count = self.count, row = form.row_bytes, j
+    cdef int _regroup(self, Call whole, int64_t a, bint reorders) except -1:
+        """Group the keys of `whole` from number `a` on by this call's shards; copy their rows in the new order. It
+        `reorders` those of a chunk: they are put in the order of the caller before."""
+        cdef int64_t row = self.form.row_bytes, j, at
         cdef const int64_t *keys = whole.keys + a
-        cdef const int64_t *cells = keys
-        cdef int64_t *starts = <int64_t *> self.memory(STARTS, (form.shards + 1) * 8)
-        cdef int32_t *order = <int32_t *> self.memory(ORDER, count * 4)
-        cdef int64_t *grouped = <int64_t *> self.memory(GROUPED, count * 8)
-        cdef int64_t *cell
+        cdef int64_t *named
+        cdef int32_t *places = NULL
         cdef char *rows
-        cdef bint placed = whole.order != NULL and whole.target == NULL, done
-        cdef int64_t at
-        if form.cells is not None:
-            cell = <int64_t *> self.memory(CELLS, count * 8)
-            with nogil:
-                form.cells.fill(keys, count, cell)
-            cells = cell
-        with nogil:
-            survey_keys(cells, count, form.rows, form.shards, form.bits, starts)
-            done = scatter_keys(keys, cells, count, form.rows, form.shards, form.bits, starts, order, grouped)
-        if not done:
-            raise MemoryError
-        self.keys, self.starts, self.order = grouped, starts, order
+        if reorders:
+            named = <int64_t *> self.memory(DISTINCT, self.count * 8)
+            places = <int32_t *> self.memory(TARGET, self.count * 4)
+            for j in range(self.count):
+                named[whole.order[a + j] - a], places[whole.order[a + j] - a] = keys[j], <int32_t> j
+            keys = named
+        self._survey(keys, self.count)
+        self._scatter(keys, self.count)
+        for j in range(self.count):  # the number that each key has in `whole`
+            at = places[self.order[j]] if places != NULL else self.order[j]
+            self.order[j] = <int32_t> (a + at)
         if whole.rows != NULL:
-            rows = <char *> self.memory(ROWS, count * row)
-            for j in range(count):
-                at = whole.order[a + order[j]] if placed and not whole.taken else a + order[j]
+            rows = <char *> self.memory(ROWS, self.count * row)
+            for j in range(self.count):
+                at = self.order[j] if whole.order == NULL or whole.taken else whole.order[self.order[j]]
                 memcpy(rows + j * row, whole.rows + at * row, row)
             self.rows, self.taken = rows, True
-        for j in range(count):
-            order[j] = whole.order[a + order[j]] if placed else <int32_t> (a + order[j])
+        if whole.order != NULL:
+            for j in range(self.count):
+                self.order[j] = whole.order[self.order[j]]
         return 0
 
     # -- requests
 
     cdef dps_header *head(self, Leg *leg) except NULL:
         """The header of a leg's request; behind it, unless a range is named, the counts of its shards."""
-        cdef int64_t shards = leg.end - leg.first, n, a, b
+        cdef int64_t shards = leg.end - leg.first, n
         cdef dps_header *made = <dps_header *> self.memory(HEAD, HEADER + 8 * shards)
         cdef int64_t *counts = <int64_t *> (<char *> made + HEADER)
         memcpy(made, &self.stamp, HEADER)
@@ -413,8 +454,7 @@ cdef class Call:
         else:
             made.body = 8 * (shards + leg.b - leg.a)
             for n in range(shards):
-                a, b = self.starts[leg.first + n], self.starts[leg.first + n + 1]
-                counts[n] = min(max(b, leg.a), leg.b) - min(max(a, leg.a), leg.b)
+                counts[n] = self._edge(leg, leg.first + n + 1) - self._edge(leg, leg.first + n)
         if self.rows != NULL:
             made.body += ((leg.b - leg.a) * self.form.row_bytes + 7) & ~7
         return made
@@ -464,7 +504,7 @@ cdef class Call:
             keys = <int64_t *> self.memory(GROUPED, self.count * 8)
             memcpy(keys, self.keys, self.count * 8)
             self.keys = keys
-        if self.rows != NULL and not self.taken:
+        if self.rows != NULL and not self.taken and self._sums is None:
             rows = <char *> self.memory(ROWS, self.count * row)
             with nogil:
                 if self.order != NULL:
@@ -488,19 +528,16 @@ cdef class Call:
 
     cdef void put(self, const char *rows, int64_t a, int64_t count) noexcept nogil:
         """Put rows a, a + 1, ... in their places."""
-        if self.order != NULL and self.target == NULL:
+        if self.order != NULL:
             dps_scatter(rows, self.order + a, count, self.room, self.form.row_bytes)
         else:
             memcpy(self.room + a * self.form.row_bytes, rows, count * self.form.row_bytes)
 
     def finish(self):
         """The result, once all legs are answered: the array, or None where none is owed."""
-        cdef int64_t j, place, row = self.form.row_bytes
         cdef char *out
         if self._out is not None:  # one row stands for all places of a key
             out = <char *> cnp.PyArray_DATA(self.result)
             with nogil:
-                for j in range(self.asked):
-                    place = j if self.order == NULL else self.order[j]
-                    memcpy(out + place * row, self.room + self.target[j] * row, row)
+                dps_take(self.room, self.target, self.asked, out, self.form.row_bytes)
         return self.result

@@ -435,7 +435,7 @@ cdef class Exchange:
         cdef int64_t row = call.form.row_bytes, piece = max(1, PIECE // row), a, n
         cdef uint64_t nothing
         cdef char *rows
-        if call.order == NULL or call.target != NULL:
+        if call.order == NULL:
             self._receive(fd, call.room + leg.a * row, (leg.b - leg.a) * row, traffic, wires)
         else:
             rows = self._memory(min(piece, leg.b - leg.a) * row)

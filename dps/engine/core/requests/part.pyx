@@ -87,6 +87,20 @@ cdef class Part:
         finally:
             free(leg)
 
+    def whole(self, Form form not None) -> list:
+        """Parts that carry all of the op of which this is one, where the table has fewer shards by now, as this form
+        says: a shard that was merged takes an op once, and leaves out the rows that have it."""
+        cdef Call call = self.call
+        cdef Leg leg = self.leg
+        cdef int64_t number = <int64_t> self.call.stamp.number + self.leg.chunk
+        while isinstance(call._keys, Call):  # of which this call carries a part, because the table was cut anew
+            call = <Call> call._keys
+        leg.chunk = <uint32_t> (number - <int64_t> call.stamp.number)
+        leg.a = leg.chunk * call.most
+        leg.b = min(leg.a + call.most, call.count)
+        leg.first, leg.end = 0, call.form.shards
+        return parts_of(call.part_of(&leg, form, True))
+
     # -- what it carries
 
     @property
@@ -192,7 +206,7 @@ cdef class Part:
     def buffer(self) -> memoryview:
         """Where the next bytes of the answer's rows go; valid as long as this object."""
         cdef int64_t row = self.call.form.row_bytes
-        if self.call.order == NULL or self.call.target != NULL:
+        if self.call.order == NULL:
             return PyMemoryView_FromMemory(
                 self.call.room + self.at * row + self.filled, self.wanted - self.filled, PyBUF_WRITE
             )

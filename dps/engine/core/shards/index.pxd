@@ -1,6 +1,6 @@
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 
 cdef extern from "slots.h" nogil:
@@ -10,8 +10,9 @@ cdef extern from "slots.h" nogil:
 
     const int DPS_NEAR
     int32_t dps_near_row(const Slot *home, int64_t key)
-    int64_t dps_home(int64_t key, int bits, int64_t capacity)
-    void dps_homes(const int64_t *keys, int64_t count, int bits, int64_t capacity, int64_t *homes)
+    uint64_t dps_rank(int64_t key, uint64_t salt)
+    int64_t dps_home(int64_t key, uint64_t salt, int64_t capacity)
+    void dps_homes(const int64_t *keys, int64_t count, uint64_t salt, int64_t capacity, int64_t *homes)
     int32_t dps_shared_row(const Slot *slot)
     void dps_prefetch_slots(const Slot *slot)
     void dps_provide(Slot *slot)
@@ -24,7 +25,7 @@ cdef struct Table:
 
 @cython.final
 cdef class KeyIndex:
-    cdef readonly int bits
+    cdef readonly uint64_t salt
     cdef readonly int64_t count, end
     cdef public bint reuses
     cdef readonly cnp.ndarray slots, old  # int32[capacity, 3]; they own the memory of the two tables

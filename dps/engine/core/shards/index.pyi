@@ -12,7 +12,7 @@ def collect(slots: np.ndarray, wanted: np.ndarray, keys: np.ndarray) -> None: ..
 def keys_of(tables: tuple[np.ndarray, ...], count: int, wanted: np.ndarray = ...) -> np.ndarray: ...
 
 class KeyIndex:
-    bits: int
+    salt: int
     count: int
     end: int
     reuses: bool
@@ -20,7 +20,7 @@ class KeyIndex:
     old: np.ndarray
     start: int
     moved: int
-    def __init__(self, bits: int = 0, growth: float = ...) -> None: ...
+    def __init__(self, salt: int = 0, growth: float = ...) -> None: ...
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int: ...

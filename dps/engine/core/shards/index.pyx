@@ -5,10 +5,15 @@ Theory of operation
 Open addressing with linear probing. A slot is the key and row + 1 (0 = empty, so that fresh zero pages are an empty
 table and every one of the 2**64 keys is allowed). 12 bytes a slot.
 
-A key's *home* is its hash, less the bits that chose the shard, scaled to the table's size (`frac * capacity >> 32`).
-Homes keep the order of hashes for any capacity, which buys three things: keys sorted by hash walk the table from
-front to back; a table may grow by 1.5 instead of 2 (memory: never above 12 / 0.8 + 18 / 0.8 bytes a key, and that
-only while growing); and growing is a sequential scan.
+A key's *home* is its rank scaled to the table's size (`(rank >> 32) * capacity >> 32`). Homes keep the order of ranks
+for any capacity, which buys three things: a table may grow by 1.5 instead of 2 (memory: never above 12 / 0.8 + 18 / 0.8
+bytes a key, and that only while growing); growing is a sequential scan; and a scan of a shard can go on by rank.
+
+A key's *rank* is the hash of the key and a *salt*, a number that differs from table to table. The hash of the key alone
+would not do. Callers sort keys by that hash (`dps.localize`), and scans give keys in the order of ranks. If a caller
+pushes such keys as new ones, slice by slice, each slice has a narrow range of hashes. With ranks that keep the order of
+these, all of a slice would have their homes in a small part of the table, and each probe would pass all keys before it:
+400,000 keys would take 14 s instead of 0.03 s.
 
 Growing. At 80 % load a new table is begun; then each request moves a bounded number of slots over, in slot order,
 starting behind an empty slot. The *frontier* (`moved` slots behind `start`, cyclically) only ever stops at an empty
@@ -99,9 +104,9 @@ cdef inline Slot *_probe(Table table, int64_t key, int64_t home) noexcept nogil:
     return slot
 
 
-cdef int32_t _take_out(Table table, int64_t key, int bits) noexcept nogil:
+cdef int32_t _take_out(Table table, int64_t key, uint64_t salt) noexcept nogil:
     """Remove the key, if the table has it. Returns its row + 1, or 0."""
-    cdef Slot *hole = _probe(table, key, dps_home(key, bits, table.capacity))
+    cdef Slot *hole = _probe(table, key, dps_home(key, salt, table.capacity))
     cdef Slot *slot = hole
     cdef int32_t row = hole.row
     cdef int64_t from_home, from_hole
@@ -113,7 +118,7 @@ cdef int32_t _take_out(Table table, int64_t key, int bits) noexcept nogil:
             slot = table.slots
         if slot.row == 0:
             break
-        from_home = (slot - table.slots) - dps_home(slot.key, bits, table.capacity)
+        from_home = (slot - table.slots) - dps_home(slot.key, salt, table.capacity)
         from_hole = slot - hole
         if from_home < 0:
             from_home += table.capacity
@@ -172,8 +177,8 @@ cdef class KeyIndex:
 
     Parameters
     ----------
-    bits : int
-        How many leading bits of the hash are the same for all keys of this index, because they chose the shard.
+    salt : int
+        Mixed into the hashes of keys, from 0 to 2**64 - 1. All copies of a shard have the same one.
     growth : float
         By how much a table is larger than the one before it.
 
@@ -202,10 +207,8 @@ cdef class KeyIndex:
     2
     """
 
-    def __cinit__(self, int bits=0, double growth=GROWTH):
-        if not 0 <= bits <= 32:
-            raise ValueError(f"{bits} bits of a hash, of which 32 at most may be the same for all keys")
-        self.bits, self._growth = bits, growth
+    def __cinit__(self, uint64_t salt=0, double growth=GROWTH):
+        self.salt, self._growth = salt, growth
         self.slots, self.old = _empty(MIN_SLOTS), NO_SLOTS
         self._new, self._old = _table(self.slots), _table(self.old)
         self.reuses, self._free, self._free_count, self._free_room = True, NULL, 0, 0
@@ -325,7 +328,7 @@ cdef class KeyIndex:
         if self._old.capacity:
             self._advance(self._old.capacity)
         for i in range(count):
-            slot = _probe(self._new, key[i], dps_home(key[i], self.bits, self._new.capacity))
+            slot = _probe(self._new, key[i], dps_home(key[i], self.salt, self._new.capacity))
             free = self._free + self._free_count - 1 - i
             slot.row, free[0] = free[0], slot.row
             (<int64_t *> cnp.PyArray_DATA(rows))[i] = <int64_t> slot.row - 1
@@ -352,7 +355,7 @@ cdef class KeyIndex:
 
     def copy(self) -> KeyIndex:
         """An index of its own with the same keys, rows and free rows. Nothing may change this one meanwhile."""
-        cdef KeyIndex made = KeyIndex(self.bits, self._growth)
+        cdef KeyIndex made = KeyIndex(self.salt, self._growth)
         made.slots, made.old = self.slots.copy(), self.old.copy()
         made._new, made._old = _table(made.slots), _table(made.old)
         made.count, made.end, made.reuses, made.start, made.moved = (
@@ -386,7 +389,7 @@ cdef class KeyIndex:
             for i in range(self._new.capacity):
                 slot = self._new.slots + i
                 if slot.row != 0:
-                    to = _probe(table, slot.key, dps_home(slot.key, self.bits, table.capacity))
+                    to = _probe(table, slot.key, dps_home(slot.key, self.salt, table.capacity))
                     to.key, to.row = slot.key, <int32_t> (row[slot.row - 1] + 1)
         self.slots, self._new = slots, table
         self.end, self._free_count, self._free_room = self.count, 0, 0
@@ -490,8 +493,8 @@ cdef class KeyIndex:
 
     cdef int32_t _forget(self, int64_t key) noexcept nogil:
         """Let no slot have the key any more. Returns its row + 1, or 0."""
-        cdef int32_t row = _take_out(self._new, key, self.bits)
-        cdef int32_t copy = _take_out(self._old, key, self.bits) if self._old.capacity else 0
+        cdef int32_t row = _take_out(self._new, key, self.salt)
+        cdef int32_t copy = _take_out(self._old, key, self.salt) if self._old.capacity else 0
         row = row if row else copy
         self.count -= row != 0
         return row
@@ -516,10 +519,10 @@ cdef class KeyIndex:
         It does if there is one, and the key's home there lies behind the frontier.
         """
         cdef int64_t i, home, rank
-        dps_homes(keys, count, self.bits, self._new.capacity, homes)
+        dps_homes(keys, count, self.salt, self._new.capacity, homes)
         for i in range(count):
             if self._old.capacity:
-                home = dps_home(keys[i], self.bits, self._old.capacity)
+                home = dps_home(keys[i], self.salt, self._old.capacity)
                 rank = home - self.start
                 if (rank + self._old.capacity if rank < 0 else rank) >= self.moved:
                     homes[i] = -1 - home
@@ -569,7 +572,7 @@ cdef class KeyIndex:
                 if self.moved >= end:
                     return
                 continue
-            home = dps_home(slot.key, self.bits, self._new.capacity)
+            home = dps_home(slot.key, self.salt, self._new.capacity)
             page = <uint64_t> (self._new.slots + home) // PAGE
             if page != provided:
                 provided = page

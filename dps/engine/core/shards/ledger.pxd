@@ -36,9 +36,13 @@ cdef class Ledger:
     cdef LastOps _last
     cdef list _firsts, _ends
     cdef object _answers
-    cdef dict _seqs
+    cdef dict _seqs, _apart
+    cdef object _lasts
+    cdef bint _is_apart
 
     cdef int admit(self, int64_t origin, int64_t attempt) except -1 nogil
     cdef bint is_repeat(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1 nogil
     cdef bint is_next(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) noexcept nogil
     cdef int record(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1 nogil
+    cdef bint _caught_up(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1
+    cdef _end_apart(self, int64_t origin)

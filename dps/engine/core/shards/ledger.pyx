@@ -6,6 +6,10 @@ it drops something depend on the ops alone, so the ledgers of all replicas of a 
 
 Each op of a trainer asks for the last op of its origin and replaces it. So the last ops are a hash table in C, whose
 entries are also a list in the order in which ops were noted. What happens seldom is in Python.
+
+A shard that was merged of others has *parts*, which are those. An op that only some parts have was on its way when the
+shards were merged: the ledger keeps the last op of each part where these differ (`lacking`). The entry of such an
+origin is the latest of them, so a later op is new for all parts, and ends the difference.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,6 +34,7 @@ MAX_RETIRED_RANGES = 1 << 16  # ranges of retired origins
 MAX_ANSWERS = 64  # kept answers of one origin
 MAX_ANSWER_BYTES = 16 << 20  # of all kept answers of a shard
 ANSWER_OVERHEAD_BYTES = 512  # that an answer takes beside its values
+APART_BYTES = 128  # that an origin takes whose last op differs from part to part, beside these ops
 
 cdef enum:
     MIN_ENTRIES = 8
@@ -186,6 +191,9 @@ cdef class Ledger:
         self._ends = []  # one past the last origin of each retired range
         self._answers = OrderedDict()  # (origin, clock, number) -> the kept answer; the oldest first
         self._seqs = {}  # origin -> a deque of its keys in `_answers`, the oldest first
+        self._apart = {}  # origin -> its row of `_lasts`, where its last op differs from part to part
+        self._lasts = np.zeros((0, 1, 2), np.int64)  # [origins, parts, 2]: clock and number
+        self._is_apart = False
 
     def __len__(self) -> int:
         return self._last.count
@@ -193,15 +201,32 @@ cdef class Ledger:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes: those of the last op of each origin, and of kept answers."""
-        return self._last._size * (sizeof(LastOp) + sizeof(int32_t)) + self.kept_bytes
+        apart = self._lasts.nbytes + len(self._apart) * APART_BYTES
+        return self._last._size * (sizeof(LastOp) + sizeof(int32_t)) + self.kept_bytes + apart
 
     def check(self, int64_t origin, int64_t attempt) -> None:
         """Raise StoppedError if the origin was retired, or the shard has seen a later attempt of it."""
         self.admit(origin, attempt)
 
     def seen(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) -> bool:
-        """Whether this op is a repeat. Raises as :meth:`check` does."""
-        return self.is_repeat(origin, attempt, clock, number)
+        """Whether this op is a repeat for the whole shard. Raises as :meth:`check` does."""
+        return self.is_repeat(origin, attempt, clock, number) and self.lacking(origin, clock, number) is None
+
+    def lacking(self, int64_t origin, int64_t clock, int64_t number):
+        """Which parts of a merged shard lack an op that others have, bool[parts]; None: it is new or a repeat for all.
+
+        >>> last = np.array([[7, 0, 3, 2]])
+        >>> apart = np.array([[7, 0, 3, 2], [7, 1, 3, 1]])  # origin, part, clock and number
+        >>> ledger = Ledger.from_arrays({**Ledger().to_arrays(), "last": last, "apart": apart})
+        >>> ledger.lacking(7, 3, 2), ledger.lacking(7, 3, 1), ledger.lacking(7, 3, 3)
+        (array([False,  True]), None, None)
+        """
+        row = self._apart.get(origin) if self._is_apart else None
+        if row is None:
+            return None
+        clocks, numbers = self._lasts[row].T
+        found = (clocks < clock) | ((clocks == clock) & (numbers < number))
+        return found if found.any() and not found.all() else None
 
     def note(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) -> None:
         """Record an applied op as the last one of its origin."""
@@ -239,13 +264,40 @@ cdef class Ledger:
 
     cdef int record(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1 nogil:
         """Record an applied op as the last one of its origin."""
-        cdef LastOp *last = self._last.put(origin)
+        cdef LastOp *last
+        if self._is_apart:
+            with gil:
+                if self._caught_up(origin, attempt, clock, number):
+                    return 0
+        last = self._last.put(origin)
         last.attempt, last.clock, last.number = attempt, clock, number
         self._last.touch(last)
         if self._last.count > self.origins:  # retired, because the ledger could not recognise its repeats any more
             with gil:
                 self.retire(self._last.oldest().origin, 1)
         return 0
+
+    cdef bint _caught_up(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1:
+        """Record an op that some parts lacked; False for an op that is new to all, so that the origin is not apart."""
+        lacking = self.lacking(origin, clock, number)
+        cdef LastOp *last
+        if lacking is None:  # no op that all parts have is recorded
+            self._end_apart(origin)
+            return False
+        lasts = self._lasts[self._apart[origin]]
+        lasts[lacking] = clock, number
+        if (lasts == lasts[0]).all():
+            self._end_apart(origin)
+        last = self._last.find(origin)
+        last.attempt = max(last.attempt, attempt)
+        self._last.touch(last)
+        return True
+
+    cdef _end_apart(self, int64_t origin):
+        self._apart.pop(origin, None)
+        self._is_apart = bool(self._apart)
+        if not self._is_apart:
+            self._lasts = self._lasts[:0].copy()
 
     # -- retired origins
 
@@ -284,6 +336,7 @@ cdef class Ledger:
 
     def _forget(self, int64_t origin) -> None:
         self._last.remove(origin)
+        self._end_apart(origin)
         for seq in tuple(self._seqs.get(origin, ())):
             self._drop(seq)
 
@@ -322,15 +375,25 @@ cdef class Ledger:
         return rows[np.argsort(rows[:, 0])].take([0, 2, 3], axis=1)
 
     def to_arrays(self, bint answers=True) -> dict:
-        """The ledger as arrays; the kept answers only with `answers`."""
+        """The ledger as arrays; the kept answers only with `answers`. There is "apart" only where an origin is."""
         kept = list(self._answers.items()) if answers else []
-        return {
+        return self._apart_to_array() | {
             "limits": np.array([self.answer_bytes, self.origins], np.int64),
             "last": self._last.to_array(),
             "retired": np.array([self._firsts, self._ends], np.int64).T.copy(),
             "answers": np.array([(*seq, *values.shape) for seq, values in kept], np.int64).reshape(-1, 5),
             "values": np.concatenate([values.reshape(-1) for _, values in kept]) if kept else np.zeros(0),
         }
+
+    def _apart_to_array(self) -> dict:
+        """int64[origins x parts, 4]: origin, part, clock and number; by origin and part."""
+        if not self._is_apart:
+            return {}
+        origins = np.array(sorted(self._apart), np.int64)
+        lasts = self._lasts[[self._apart[origin] for origin in origins.tolist()]]
+        parts = lasts.shape[1]
+        named = np.repeat(origins, parts), np.tile(np.arange(parts), len(origins))
+        return {"apart": np.column_stack([*named, lasts.reshape(-1, 2)])}
 
     @classmethod
     def from_arrays(cls, dict arrays not None) -> Ledger:
@@ -351,6 +414,14 @@ cdef class Ledger:
             entry.attempt, entry.clock, entry.number = row[1], row[2], row[3]
             row += 4
         self._firsts, self._ends = arrays["retired"].T.tolist()
+        apart = arrays.get("apart")
+        if apart is not None and len(apart):
+            parts = int(apart[:, 1].max()) + 1
+            self._lasts = apart[:, 2:].reshape(-1, parts, 2).copy()
+            for n, origin in enumerate(apart[::parts, 0].tolist()):
+                if self._last.find(origin) != NULL:
+                    self._apart[origin] = n
+            self._is_apart = bool(self._apart)
         start = 0
         for origin, clock, number, rows, dim in arrays["answers"].tolist():
             values = arrays["values"][start : start + rows * dim].reshape(rows, dim)

@@ -1,18 +1,18 @@
 """The keys of an index in the order of their ranks, a window at a time: what scans of a shard are made of.
 
-The *rank* of a key is its hash with the bits that chose the shard moved to the end, as a number with a sign. It depends
-on the key and on nothing else, and no two keys have the same one. So a window of ranks means the same keys in every
-copy of a shard and at any time, however rows are numbered and however large the tables of the index are. Homes rise
-with ranks. Therefore the keys of a window lie in one run of slots: from the home of the first rank to the first empty
-slot behind the home of the last one, because no key stands behind an empty slot that lies behind its home.
+The *rank* of a key is the hash of the key and the salt of the index (:mod:`dps.engine.core.shards.index`), here as a
+number with a sign. It depends on nothing else, the salt belongs to the table, and no two keys have the same rank. So a
+window of ranks means the same keys in every copy of a shard and at any time, however rows are numbered and however
+large the tables of the index are. Homes rise with ranks. Therefore the keys of a window lie in one run of slots: from
+the home of the first rank to the first empty slot behind the home of the last one, because no key stands behind an
+empty slot that lies behind its home.
 """
 
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uint64_t
 
 from dps.engine.core.arrays cimport writeable_int64s
-from dps.engine.core.mixing cimport dps_mix
-from dps.engine.core.shards.index cimport KeyIndex, Slot, Table, dps_home
+from dps.engine.core.shards.index cimport KeyIndex, Slot, Table, dps_home, dps_rank
 
 cnp.import_array()
 
@@ -20,22 +20,17 @@ cnp.import_array()
 cdef struct Window:
     uint64_t low, high  # ranks, both included, as numbers without a sign
     uint64_t first, span  # the least key that is wanted, and how far behind it the greatest one lies
-    int bits
+    uint64_t salt
     int64_t start, moved  # of an old table: its keys before the frontier are copies; `moved` is 0 where none are
 
 
-cdef inline uint64_t _rank(int64_t key, int bits) noexcept nogil:
-    cdef uint64_t mixed = dps_mix(<uint64_t> key)
-    return mixed << bits | mixed >> 1 >> (63 - bits)  # in two steps, because bits may be 0
-
-
-def rank(int64_t key, int bits) -> int:
-    """The rank of a key in an index whose keys' hashes begin with `bits` equal bits.
+def rank(int64_t key, uint64_t salt) -> int:
+    """The rank of a key in an index with this salt.
 
     >>> rank(7, 0) == rank(8, 0)
     False
     """
-    return <int64_t> (_rank(key, bits) ^ (<uint64_t> 1 << 63))
+    return <int64_t> (dps_rank(key, salt) ^ (<uint64_t> 1 << 63))
 
 
 cdef inline int64_t _home(uint64_t rank, int64_t capacity) noexcept nogil:
@@ -44,13 +39,13 @@ cdef inline int64_t _home(uint64_t rank, int64_t capacity) noexcept nogil:
 
 cdef inline bint _is_wanted(const Window *window, const Slot *slot, int64_t capacity) noexcept nogil:
     """Whether the slot has a key of the window that is wanted, and is no copy."""
-    cdef uint64_t rank = _rank(slot.key, window.bits)
+    cdef uint64_t rank = dps_rank(slot.key, window.salt)
     cdef int64_t place
     # Bits are joined, because a processor cannot predict which slots are empty.
     cdef bint wanted = (slot.row != 0) & (<uint64_t> slot.key - window.first <= window.span)
     wanted = wanted & (rank - window.low <= window.high - window.low)
     if window.moved and wanted:
-        place = dps_home(slot.key, window.bits, capacity) - window.start
+        place = dps_home(slot.key, window.salt, capacity) - window.start
         wanted = (place + capacity if place < 0 else place) >= window.moved
     return wanted
 
@@ -99,7 +94,7 @@ def list_window(
     with nogil:
         window.low, window.high = <uint64_t> low ^ <uint64_t> 1 << 63, <uint64_t> high ^ <uint64_t> 1 << 63
         window.first, window.span = <uint64_t> first, <uint64_t> last - <uint64_t> first
-        window.bits, window.start, window.moved = index.bits, 0, 0
+        window.salt, window.start, window.moved = index.salt, 0, 0
         count = _list(&window, index._new, key, row, room)
         if count >= 0 and index._old.capacity:
             window.start, window.moved = index.start, index.moved

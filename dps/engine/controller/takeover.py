@@ -1,0 +1,79 @@
+"""Taking over: the parameter servers whose controller, and scheduler, has died, and whose servers come to this one.
+
+Held processes of servers join the scheduler (`server/hold.py`), and report what they keep of the journal. The steps of
+a takeover are in `takeover_procedures.py`. Everything here happens on the scheduler's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dps import config
+from dps.engine.controller.procedures import Procedure
+from dps.engine.controller.takeover_procedures import LOOK_SECONDS, Make, take_over
+from dps.engine.wire.journal_messages import ReturnedServer
+
+__all__ = ["Takeovers"]
+
+# Time for which a driver that attaches waits for a server that comes back, before any has announced itself.
+FIRST_SECONDS = 5.0
+
+
+class Takeovers:
+    """The parameter servers that come back to this scheduler, by name.
+
+    `make` makes a session, to which servers can connect; `abandon` undoes that. `carry_out` runs a procedure.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        abandon: Callable[[Any], None],
+        carry_out: Callable[[Procedure[bool]], Awaitable[bool]],
+    ):
+        self._make, self._abandon, self._carry_out = make, abandon, carry_out
+        self._announced: dict[str, float] = {}  # parameter server -> when a server of it last said that it comes back
+        self._reports: dict[str, dict[int, ReturnedServer]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._clock = asyncio.get_running_loop().time
+
+    def announce(self, name: str) -> None:
+        """A server is about to come back, so no other parameter server may take its name."""
+        self._announced[name] = self._clock()
+
+    def add(self, name: str, report: ReturnedServer) -> None:
+        """A server is back, which no session knows."""
+        self.announce(name)
+        self._reports.setdefault(name, {})[report.number] = report
+        if name not in self._tasks:
+            self._tasks[name] = task = asyncio.create_task(self._run(name))
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    def expects(self, name: str) -> bool:
+        """Whether servers of that name are back, or come back."""
+        since = self._announced.get(name)
+        return name in self._tasks or (since is not None and self._clock() - since < config.scheduler_grace())
+
+    async def wait(self, name: str, there: Callable[[], bool]) -> None:
+        """Wait until the parameter server was taken over, if its servers come back; it is `there` then."""
+        began = self._clock()
+        while not there():
+            waited = self._clock() - began
+            if waited > config.seconds("start") or (waited > FIRST_SECONDS and not self.expects(name)):
+                return
+            await asyncio.sleep(LOOK_SECONDS / 10)
+
+    def stop(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    async def _run(self, name: str) -> None:
+        reports, new_name = self._reports[name], lambda: secrets.token_hex(8)
+        try:
+            if await self._carry_out(take_over(name, reports, self._make, self._abandon, self._clock, new_name)):
+                self._announced.pop(name, None)
+        finally:
+            del self._reports[name]

@@ -1,0 +1,60 @@
+"""`ps.run` and `ps.resume_run`, once their options are checked: on workers of Dask or Spark, to the end of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+from dps.engine.driver.connection import DeferredConnection, DriverConnection
+from dps.engine.training import data as user_data
+from dps.engine.training import spark
+from dps.engine.training.data import Partitions, in_memory, is_spark
+from dps.engine.training.launch import RunOptions, launch
+from dps.engine.training.types import Columns, Data, Function, Result
+from dps.engine.wire.messages import Description, SavedRun
+from dps.errors import DPSError, InputError
+
+__all__ = ["train"]
+
+
+def train(
+    connection: DriverConnection | DeferredConnection,
+    function: Function,
+    data: Data,
+    options: RunOptions,
+    columns: Columns | None,
+    description: Description,
+    restored: SavedRun | None,
+) -> list[Result]:
+    """Train in a new run, or go on with the one that was `restored`, and settle it at its end.
+
+    Trainers that are tasks of Dask end with their scheduler. So what this driver asks of the controller names its term:
+    another controller refuses that, because another driver may resume the run there.
+    """
+    client, ticket = connection.dask_client, connection.ticket
+    of_servers = {server.worker for server in description.servers}
+    on_spark, call = is_spark(data), functools.partial(connection.call, term=description.term)
+    if columns is not None and on_spark:
+        data = spark.chosen(data, columns)
+    elif columns is not None:
+        data = user_data.chosen(client, data, columns, of_servers)
+    if on_spark and options.reassign:
+        raise InputError("reassign=True is for Dask data: trainers cannot fetch each other's Spark partitions")
+    try:
+        if on_spark:
+            results = spark.launch(ticket, connection.call, function, data, options, restored)
+        else:
+            if in_memory(data):
+                going_on = restored if options.resume else None
+                parts = Partitions.sent(client, data, of_servers, options.trainers, going_on)
+            else:
+                parts = Partitions.of(client, data)
+            results = launch(client, ticket, call, function, parts, options, restored, description.term)
+    except BaseException:
+        if options.run is None:
+            with contextlib.suppress(DPSError):  # the run's own error counts
+                call("settle", keep=False)
+        raise
+    if options.run is None:
+        connection.call("settle", keep=True)
+    return results

@@ -1,0 +1,114 @@
+"""Merging: one shard of a table that is cut into fewer shards, made from the shards that it has now. Pure.
+
+A table of k n shards becomes one of n shards: shard i is made of the shards k i to k i + k - 1, the reverse of
+:mod:`dps.engine.state.resharding`. The shards lie on one server and must not change meanwhile. Their rows come piece by
+piece, as dumps give them to a joiner (:mod:`dps.engine.state.transfer`).
+
+The ledgers of the shards may differ in what an origin did last: an op names rows of some shards only, and one that was
+on its way when the shards stopped has reached some of them. So the merged ledger keeps the last op of each part
+(`ledger.pyx`), and a server applies an op that comes again to the rows of those parts that lack it: see
+`server/late_parts.py`.
+
+The version is the sum of the versions, so it is equal on all servers where all parts are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from dps.engine.state.ledger_parts import joined_ledger
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.recipes import Description
+from dps.engine.state.resharding import whole_shards
+from dps.engine.state.shard import DenseShard, KeyedShard
+from dps.engine.state.transfer import Dump, Joining
+from dps.errors import InputError
+
+__all__ = ["Merger", "merged"]
+
+
+def merged(spec: TableSpec, shards: int, number: int) -> TableSpec:
+    """The definition of a table once it is cut into fewer shards, as table number `number`.
+
+    Raises InputError if the table cannot be merged into that many shards.
+
+    Examples
+    --------
+    >>> merged(TableSpec("w", shards=4), 2, number=7).shards
+    2
+    """
+    where = f"table {spec.name!r}"
+    shards = whole_shards(where, shards)
+    times = spec.shards // shards if shards > 0 else 0
+    if times < 2 or times & (times - 1) or spec.shards % shards:
+        raise InputError(
+            f"{where} has {spec.shards} shards: it is merged into 1/2, 1/4, ... of them, not into {shards}"
+        )
+    if spec.fixed_shards:
+        raise InputError(f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows lie by them")
+    life = spec.life
+    asks = {
+        "sums the pushes of a clock (aggregate=), and its shards may be at different clocks": spec.aggregate,
+        "counts pushes of new keys (admit=), by the parts of their hashes that its shards do not have": life.admit,
+        "notes when rows were used (expire=, evict='lru'), at moments that each shard counts alone": life.has_records,
+        "remembers the keys of rows that went (remember=), numbered by each shard": life.remember,
+    }
+    if why := next((why for why, is_asked in asks.items() if is_asked), None):
+        raise InputError(f"{where} {why}: restore it from a checkpoint with fewer shards (ps.restore(url, shards=))")
+    return dataclasses.replace(spec, shards=shards, id=number)
+
+
+class Merger:
+    """Neighbouring shards, in their order, on their way to become one shard of the table that `spec` defines.
+
+    Examples
+    --------
+    >>> from dps.engine.state.ops import ADD, Op
+    >>> from dps.engine.state.shard import make_shard
+    >>> table = TableSpec("w", rows=6, shards=2)
+    >>> shards = [make_shard(table, n) for n in range(2)]
+    >>> _ = shards[1].apply(Op(ADD, None, 3, np.ones((3, 1), np.float32), 0, 1))
+    >>> merger = Merger(shards, merged(table, 1, number=2))
+    >>> while merger.step(max_bytes=8):
+    ...     pass
+    >>> merger.finish()[0].rows.ravel().tolist()
+    [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, shards: Sequence[DenseShard | KeyedShard], spec: TableSpec):
+        self._ledgers = [shard.ledger for shard in shards]
+        self._number = shards[0].number * spec.shards // shards[0].spec.shards
+        self._whole = Joining(spec, self._number)
+        self._dumps = [Dump(shard) for shard in shards]
+        self._at = self._given = 0  # the dump whose turn it is; the rows that were added
+        heads = [dump.head()[0] for dump in self._dumps]
+        failure = next((head["failure"] for head in heads if head["failure"] is not None), None)
+        head: Description = {"clock": max(each["clock"] for each in heads), "failure": failure}
+        head |= {name: sum(each[name] for each in heads) for name in ("version", "rows")}
+        gone = [sum(each["gone"][n] for each in heads) for n in (0, 1)]
+        self._whole.begin({**head, "gone": gone, "waiting": 0, "remembered": 0, "sums": None}, [])
+
+    def step(self, max_bytes: int) -> bool:
+        """Take the next rows, about `max_bytes` bytes of them; False when there are no more."""
+        if self._at == len(self._dumps):
+            return False
+        piece = self._dumps[self._at].piece(max_bytes)
+        assert piece is not None  # the last piece is still to come
+        meta, arrays = piece
+        self._at += bool(meta["last"])
+        mine: Description = {**meta, "first": self._given, "last": self._at == len(self._dumps)}
+        rows = arrays[: len(arrays) - len(meta.get("ledger", ()))]
+        ledger = joined_ledger(self._ledgers).to_arrays() if mine["last"] else {}
+        self._whole.add({**mine, "ledger": list(ledger)}, rows + list(ledger.values()))
+        self._given += len(rows[0])
+        return True
+
+    def finish(self) -> dict[int, DenseShard | KeyedShard]:
+        """The merged shard, by its number, when all rows are there."""
+        return {self._number: self._whole.finish()}
+
+    def close(self) -> None:
+        """Release the dumps, so that rows of the shards may move again."""
+        for dump in self._dumps:
+            dump.close()

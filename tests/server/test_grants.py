@@ -1,0 +1,198 @@
+"""What a primary is granted while there is no controller: no placement that it does not know takes effect meanwhile."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+from oracles import mutant
+
+from dps import config
+from dps.engine.coordination.journal import Ballot, Record, may_write
+from dps.engine.server.grants import Grants
+from dps.engine.server.holder import RecordHolder
+from dps.engine.wire.frames import Header
+from dps.engine.wire.journal_messages import KeptRecord, SessionRecord
+
+SCHEDULES = 100
+STEPS = 400
+LEASE = config.seconds("lease")
+
+
+class LateLink:
+    """A connection between two servers, on which frames arrive in order; `ends` are the two sides' functions."""
+
+    def __init__(self, world, target, on_up, on_frame, on_end):
+        self.world, self.target, self.open, self.party = world, target, False, None
+        self._on_frame, self._on_end, self._last = on_frame, on_end, {}
+        self._deliver("up", self._come_up, on_up)
+
+    def _deliver(self, way, function, *args):
+        """After a delay, and not before what has gone the same way."""
+        self._last[way] = max(self._last.get(way, 0.0), self.world.now + self.world.rng.choice((0.001, 0.01, 0.4, 1.5)))
+        self.world.later(self._last[way] - self.world.now, function, *args)
+
+    def _come_up(self, on_up):
+        if self.world.rng.random() < 0.8:
+            self.open = True
+            on_up(self)
+        else:
+            self._on_end(self)
+
+    def send(self, header, buffers):
+        if self.open:
+            self._deliver("there", self._arrive, header, b"".join(buffers))
+
+    def _arrive(self, header, body):
+        if self.open:
+            self.target.answer(SimpleNamespace(reply=self._reply), header, memoryview(body))
+
+    def _reply(self, header, body):
+        self._deliver("back", self._return, header, bytes(body))
+
+    def _return(self, header, body):
+        if self.open:
+            self._on_frame(self, header, memoryview(body))
+
+    def close(self):
+        was_open, self.open = self.open, False
+        if was_open:
+            self._on_end(self)
+
+
+class AloneServers:
+    """Servers, and a controller that hands them placements through a journal; not all of them hear of it."""
+
+    def __init__(self, seed):
+        self.rng, self.now, self.queue, self.order = random.Random(seed), 100.0, [], itertools.count()
+        self.count = self.rng.randint(1, 5)
+        self.alone, self.epochs = [False] * self.count, [0] * self.count
+        self.holders = [RecordHolder(n) for n in range(self.count)]
+        self.grants = [
+            Grants(self.endpoint(), "s", "secret", each, lambda n=n: self.alone[n])
+            for n, each in enumerate(self.holders)
+        ]
+        self.everyone = frozenset(range(self.count))
+        self.ballot, self.committed, self.proposed, self.served = Ballot(1, "a"), 0, None, 0
+        self.written: set[int] = set()
+        self.record(0)
+        for n in self.everyone:
+            assert self.holders[n].keep(self.kept(), self.now).kept
+        self.proposed = None
+
+    def endpoint(self):
+        def connect(address, session, secret, on_up, on_frame, on_end):
+            return LateLink(self, self.grants[address], on_up, on_frame, on_end)
+
+        return SimpleNamespace(now=lambda: self.now, connect=connect)
+
+    def later(self, seconds, function, *args):
+        heapq.heappush(self.queue, (self.now + seconds, next(self.order), function, args))
+
+    def record(self, number):
+        known = {"name": "s", "fingerprint": "", "controller": ("", 0), "copies": 1, "epoch": number, "wanted": 1}
+        known |= {"next_server": 1, "next_origin": 0, "addresses": {}, "tables": [], "runs": [], "functions": []}
+        content = SessionRecord(**known, remedy="", schedule=None, adapt=None).encode()
+        self.proposed = Record(self.ballot, number, self.everyone, self.everyone, content)
+        self.written.clear()
+
+    def kept(self):
+        record = self.proposed
+        return KeptRecord(record.ballot, record.number, sorted(self.everyone), sorted(self.everyone), record.content)
+
+    def run(self):
+        for _ in range(STEPS):
+            self.rng.choice([self.wait, self.wait, self.ask, self.ask, self.change, self.decide, self.write])()
+            for n, grant in enumerate(self.grants):
+                if self.now <= grant.until:
+                    self.served += 1
+                    assert self.committed <= self.epochs[n], f"{n} goes on with {self.epochs[n]} after {self.committed}"
+        return self.served
+
+    def wait(self):
+        until = self.now + self.rng.choice((0.0, 0.1, 0.5, 1.0))
+        while self.queue and self.queue[0][0] <= until:
+            self.now, _, function, args = heapq.heappop(self.queue)
+            function(*args)
+        self.now = until
+
+    def ask(self):
+        number = self.rng.randrange(self.count)
+        if self.alone[number]:
+            self.grants[number].ask(self.epochs[number], {n: n for n in self.everyone})
+        else:
+            self.grants[number].give_back()
+
+    def change(self):
+        """A server hears of the controller, or no more; one that hears of it learns the placement at some time."""
+        number = self.rng.randrange(self.count)
+        self.alone[number] = self.rng.random() < 0.7
+        if not self.alone[number] and self.rng.random() < 0.5:
+            self.epochs[number] = self.committed
+
+    def decide(self):
+        if self.proposed is None:
+            self.record(self.committed + 1)
+
+    def write(self):
+        """A record reaches a server, sooner or later also one that is alone."""
+        number = self.rng.randrange(self.count)
+        if self.proposed is not None:
+            answer = self.holders[number].keep(self.kept(), self.now)
+            assert (answer is None) == (self.holders[number].waiting is not None)
+            if answer is not None:
+                self.written.add(number)
+            if may_write(self.everyone, self.written, ()):
+                self.committed, self.proposed = self.proposed.number, None
+
+
+def check(seeds=SCHEDULES):
+    served = [AloneServers(seed).run() for seed in range(seeds)]
+    assert sum(each > 0 for each in served) > seeds / 3, "servers go on"
+
+
+def test_nobody_goes_on_with_a_placement_that_is_over():
+    check()
+
+
+WRONG = {
+    "a grant counts from its answer": (
+        Grants,
+        "_on_frame",
+        "Granted, body), sent)",
+        "Granted, body), self._endpoint.now())",
+    ),
+    "an answer that was on its way counts": (Grants, "give_back", "self._sent.clear()", "pass"),
+    "what was given back counts": (Grants, "give_back", "self.until = -math.inf", "pass"),
+    "the longest grant counts for all": (Grants, "_take", "if until >= end}", "if until >= 0}"),
+    "a holder forgets what it has granted": (
+        *(RecordHolder, "grant"),
+        *("self._granted[asked.server] = asked.epoch, until", "pass"),
+    ),
+    "a record is written before grants are over": (
+        *(RecordHolder, "_earliest_granted"),
+        *("if now <= grant[1]", "if now <= grant[1] - 1.0"),
+    ),
+}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_wrong_grants_are_caught(name, monkeypatch):
+    kind, method, old, new = WRONG[name]
+    monkeypatch.setattr(kind, method, mutant(getattr(kind, method), old, new))
+    with pytest.raises(AssertionError):
+        check(30 * SCHEDULES)
+
+
+def test_a_server_without_a_journal_goes_on_by_nothing():
+    endpoint = SimpleNamespace(now=lambda: 5.0)
+    alone = Grants(endpoint, "s", "secret", RecordHolder(3), lambda: True)
+    alone.ask(0, {3: ("here", 1)})
+    assert alone.until == -math.inf
+    alone._on_frame(None, Header(64, request=7), memoryview(b""))  # an answer to nothing
+    assert alone.until == -math.inf

@@ -1,0 +1,124 @@
+"""A run goes on after its scheduler was killed: each push counts once, and none is lost."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+from distributed import Client
+from servers import PATIENCE, wait_until
+from shell import Shell
+
+import dps
+from dps.engine.daskapi.workers import workers_of
+
+GRACE = {"DASK_DPS__SCHEDULER__GRACE": "10 m"}
+KEYS, BATCHES = 100, 400
+
+
+def training():
+    """The function of the trainers; made within another one, because processes of workers cannot import this file."""
+
+    def train(trainer, parts, seconds):
+        import time
+
+        for batch in trainer.iterate(parts, batch_size=1):
+            trainer.push("counts", np.arange(int(batch[0]) % 50, 100), 1)
+            trainer.push("steps", [trainer.number], 1)
+            time.sleep(seconds)
+        return trainer.number, trainer.clock, trainer.attempt
+
+    return train
+
+
+def expected_counts(batches):
+    return sum((np.arange(KEYS) >= batch % 50).astype(np.int64) for batch in range(batches))
+
+
+class Interrupted:
+    """A cluster of processes whose scheduler is killed and started again: two servers, two trainers."""
+
+    def __init__(self, shell: Shell, nanny: str = "--no-nanny"):
+        self.shell, self.address = shell, shell.scheduler(**GRACE)
+        for n in range(2):
+            shell.server(f"server-{n}", nanny, **GRACE)
+        self.start_trainers(0)
+
+    def start_trainers(self, first: int) -> None:
+        for n in range(first, first + 2):
+            self.shell.worker(f"trainer-{n}", **GRACE)
+
+    def client(self, workers: int = 2) -> Client:
+        client = Client(self.address, timeout=PATIENCE, set_as_default=False)
+        wait_until(lambda: len(workers_of(client)) >= workers)
+        return client
+
+    def kill_scheduler(self) -> None:
+        self.shell.processes["scheduler"].kill()
+        self.shell.processes["scheduler"].wait()
+
+    def start_scheduler(self) -> None:
+        port = self.address.rpartition(":")[2]
+        self.shell.start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", **GRACE)
+
+
+def reaches(ps: dps.ParameterServer) -> bool:
+    """Whether a handle reaches its controller: an old one does when Dask's client has connected again."""
+    try:
+        return len(ps.status().servers) == 2
+    except dps.errors.ControllerGoneError:
+        return False
+
+
+def data():
+    return np.arange(2 * BATCHES)
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+@pytest.mark.parametrize("staleness", [1, math.inf])
+def test_a_run_goes_on_after_its_scheduler_was_killed(tmp_path, staleness):
+    with Shell(tmp_path) as shell:
+        cluster = Interrupted(shell)
+        with cluster.client(4) as first:
+            ps = dps.ParameterServer(first, servers=2)
+            ps.table("counts", rows=KEYS, dtype="int64", copies=2)
+            ps.table("steps", rows=2, dtype="int64")
+            ended = []
+
+            def begin():
+                try:
+                    ps.run(training(), data(), staleness=staleness, args=(0.01,), progress=False)
+                except BaseException as error:
+                    ended.append(error)
+
+            driver = threading.Thread(target=begin)
+            driver.start()
+            client = ps.client()
+            wait_until(lambda: ended or client.pull("steps").min() > 50)
+            assert not ended
+            cluster.kill_scheduler()
+            time.sleep(1.0)
+            cluster.start_scheduler()
+            cluster.start_trainers(2)
+            with cluster.client(4) as second:
+                # A driver attaches, or goes on with its handle: Dask's client has connected to the next scheduler.
+                again = dps.ParameterServer.attach(second) if staleness == 1 else ps
+                wait_until(lambda: reaches(again))
+                before = again.client().pull("steps")
+                assert 50 < before.min() <= before.max() < BATCHES
+                results = again.resume_run(training(), data(), args=(0.0,), progress=False)
+                assert [number for number, _, _ in results] == [0, 1]
+                assert [clock for _, clock, _ in results] == [BATCHES, BATCHES]
+                assert all(attempt > 0 for _, _, attempt in results)
+                assert again.client().pull("steps").tolist() == [BATCHES, BATCHES]
+                counts = again.client().pull("counts")
+                assert (counts == expected_counts(2 * BATCHES)).all()
+            driver.join(PATIENCE)
+            assert not driver.is_alive()
+            # A scheduler that has not taken the parameter server over yet does not know it.
+            kinds = dps.errors.ControllerGoneError, dps.errors.ClosedError
+            assert isinstance(ended[0], kinds), ended

@@ -1,0 +1,142 @@
+"""Trainers whose processes live wait for another controller, and go on where they were."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+
+import dask
+import pytest
+from noticing import assert_noticed
+from servers import PATIENCE, wait_until
+
+import dps
+from dps.engine.client.session import ClientSession
+from dps.engine.client.ticket import Ticket
+from dps.engine.controller.interrupted_runs import InterruptedRuns
+from dps.engine.controller.run_records import recorded
+from dps.engine.controller.runs import Runs
+from dps.engine.training.participant import Participant
+from dps.engine.wire import frames
+from dps.engine.wire.endpoint import Endpoint
+from dps.errors import ControllerGoneError
+
+NAME, SECRET = "dps", "ab" * 32
+SECONDS = 5.0  # that trainers need when all goes well, with much to spare
+VERBS = {frames.JOIN: "join", frames.TICK: "tick", frames.LEAVE: "leave"}
+
+
+class LoneController:
+    """Runs behind an endpoint, which may listen where another one did; `known` once it has the parameter server."""
+
+    def __init__(self, grace: float, port: int = 0, known: bool = True):
+        self.runs = Runs(NAME)
+        self.runs.grace = grace
+        handlers = {kind: self._to(verb) for kind, verb in VERBS.items()}
+        self.endpoint = Endpoint("test", "127.0.0.1", handlers, self.runs.disconnected, port=port)
+        if known:
+            self.know()
+
+    def know(self) -> None:
+        self.endpoint.call(self.endpoint.secrets.__setitem__, NAME, SECRET)
+
+    def _to(self, verb: str):
+        return lambda *frame: getattr(self.runs, verb)(*frame)
+
+    @property
+    def ticket(self) -> Ticket:
+        return Ticket(NAME, (self.endpoint.host, self.endpoint.port), SECRET)
+
+
+def go_on(staleness):
+    """Two trainers outlive their controller: one waits in a tick for the other, which is at work."""
+    with dask.config.set({"dps.timeouts.connect": "0.1 s"}):
+        first = LoneController(grace=PATIENCE)
+        run = first.endpoint.call(first.runs.start, 2, None if math.isinf(staleness) else staleness)
+        ahead, behind = (dps.Trainer.join(first.ticket, run, n, incarnation=4) for n in range(2))
+        with contextlib.closing(ahead), contextlib.closing(behind):
+            paused = threading.Event()
+            threads = [ticking(ahead, None), ticking(behind, paused)]
+            wait_until(lambda: (ahead.clock, behind.clock) >= (1, 1))
+            record = first.endpoint.call(lambda: recorded(first.runs.runs[run]))
+            first.endpoint.stop()
+            paused.set()
+            time.sleep(0.5)  # longer than a client without a run insists
+            second = LoneController(PATIENCE, first.endpoint.port, known=False)
+            try:
+                assert second.ticket == first.ticket
+                second.endpoint.call(InterruptedRuns(second.runs).resume, 50, [record])
+                time.sleep(0.2)  # meanwhile it does not know the parameter server
+                second.know()
+                for thread in threads:
+                    thread.join(SECONDS)
+                assert (ahead.clock, behind.clock) == (3, 3)
+                runs = second.runs.runs[run]
+                assert [runs.record(n).attempt for n in range(2)] == [0, 0]
+                ahead.leave()
+                behind.leave()
+                assert runs.over
+            finally:
+                second.endpoint.stop()
+
+
+def ticking(trainer: dps.Trainer, paused: threading.Event | None) -> threading.Thread:
+    """A thread in which a trainer ticks three times, the second time when it may."""
+
+    def tick() -> None:
+        with contextlib.suppress(dps.DPSError):
+            trainer.tick()
+            if paused is not None:
+                paused.wait(PATIENCE)
+            while trainer.clock < 3:
+                trainer.tick()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("staleness", [0, 1, math.inf])
+def test_they_go_on_with_another_controller(staleness):
+    go_on(staleness)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (ClientSession, "insist", "max(self._insisting, self.grace)", "self._insisting"),
+        (ClientSession, "insist", "(AccessDeniedError, ControllerGoneError)", "ControllerGoneError"),
+        (Participant, "_enter", "session.grace = joined.grace", "pass"),
+    ],
+    ids=["they give up", "a stranger's refusal counts", "they are not told"],
+)
+def test_a_trainer_that_does_not_wait_is_noticed(wrong):
+    assert_noticed(*wrong, lambda: go_on(0))
+
+
+def test_the_error_says_for_how_long_they_waited_and_what_to_do():
+    with dask.config.set({"dps.timeouts.connect": "0.1 s"}):
+        controller = LoneController(grace=0.4)
+        run = controller.endpoint.call(controller.runs.start, 1, 0)
+        with contextlib.closing(dps.Trainer.join(controller.ticket, run, 0)) as trainer:
+            trainer.tick()
+            controller.endpoint.stop()
+            with pytest.raises(
+                ControllerGoneError, match=r"waited 0\.4 s \(dps\.scheduler\.grace\) at clock 1 .*ps\.resume_run"
+            ):
+                trainer.tick()
+
+
+def test_a_trainer_that_is_told_to_stop_does_not_wait():
+    stop = []
+    controller = LoneController(grace=PATIENCE)
+    run = controller.endpoint.call(controller.runs.start, 1, 0)
+    participant = Participant(controller.ticket, run, 0, cancelled=lambda: bool(stop))
+    with contextlib.closing(dps.Trainer(participant)) as trainer:
+        trainer.tick()
+        controller.endpoint.stop()
+        threading.Timer(0.2, stop.append, [True]).start()
+        with pytest.raises(dps.errors.StoppedError, match="was told to stop at clock 1"):
+            trainer.tick()
