@@ -43,6 +43,9 @@ get_mp_context()  # once it has said what the process imports from which workers
 multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed", "pandas", "dps", "dps.models"])
 new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 os.environ[leaks.MARK] = str(os.getpid())
+# On machines of CI pytest shows how whole lists differ, which takes minutes where a wrong variant has 10,000 numbers.
+for variable in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(variable, None)
 # Every JVM of the tests lives for seconds on few cores, where the second compiler takes half of its time.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto")
 collect_ignore_glob = (

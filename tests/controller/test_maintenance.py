@@ -25,7 +25,8 @@ def started() -> list[str]:
     """The workers on which servers are started, where two servers are silent and come back during the first start."""
     membership = Membership(SimpleNamespace(now=lambda: 0.0), "ps")
     for worker in ("a", "b"):
-        server = membership.servers[membership.add_server(worker, "server-{}")]
+        number = membership.add_server(worker, "server-{}")
+        server = membership.servers[number]
         server.ready = server.silent = True
     workers = SimpleNamespace(candidates=lambda: (["c", "d"], True), check_versions=None)
     procedures = ServerProcedures(membership, workers, NoLock(), NoLock(), "server-{}", lambda: 0.0, object)

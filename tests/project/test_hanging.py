@@ -113,3 +113,11 @@ def test_other_processes_go_on_where_the_session_of_one_ends(run):
     result.stderr.fnmatch_lines(["INTERNAL ERROR of a worker, which ends:", "*RuntimeError: an error in a hook"])
     for name in ("broken", "leaves"):
         result.stdout.fnmatch_lines([f"worker 'gw?' crashed while running 'test_{name}.py::test_it'"])
+
+
+@pytest.mark.thorough
+def test_a_failure_takes_no_longer_on_machines_of_ci(run, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    result = run(test_lists="def test_it(): assert [1, 2] == [1, 3]")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*Use -v to get more diff"])

@@ -33,7 +33,7 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dps import config
@@ -119,7 +119,9 @@ class Membership(JournaledMembership):
         self.endpoint, self.session = endpoint, session
         self._on_event, self._on_report, self._on_primary = on_event, on_report, on_primary
         super().__init__()
-        self.servers: dict[int, ServerRecord] = {}
+        # Servers, and the names of tables, come and go in new dicts, because the scheduler's loop goes through these
+        # dicts while the endpoint's thread works.
+        self.servers: Mapping[int, ServerRecord] = {}
         self.specs: dict[str, Description] = {}
         self.functions: dict[str, bytes] = {}  # functions of users, by their numbers; all ready servers have them
         self.places: dict[str, list[Place]] = {}
@@ -164,11 +166,12 @@ class Membership(JournaledMembership):
                 f"{self.next_server} aside is not confirmed by enough servers"
             )
         number, self.next_server = self.next_server, self.next_server + 1
-        self.servers[number] = ServerRecord(number, worker, key.format(number))
+        self.servers = {**self.servers, number: ServerRecord(number, worker, key.format(number))}
         return number
 
     def _drop_server(self, number: int) -> None:
-        server = self.servers.pop(number, None)
+        server = self.servers.get(number)
+        self.servers = {n: each for n, each in self.servers.items() if n != number}
         self._liveness.forget(number)
         if server is not None and server.connection is not None:
             server.connection.party = None
@@ -196,20 +199,21 @@ class Membership(JournaledMembership):
             if not all(p.chain for p in places):
                 gone = ", ".join(map(str, sorted(lost)))
                 raise ServerGoneError(f"table {spec['name']!r} was not made: servers {gone} were lost meanwhile")
-        for spec, places in made:
-            self.specs[spec["name"]] = spec
-            self.places[spec["name"]] = places
+        self.specs = {**self.specs, **{spec["name"]: spec for spec, _ in made}}
+        self.places = {**self.places, **{spec["name"]: places for spec, places in made}}
+        for spec, _ in made:
             self.ancestors.pop(spec["name"], None)
             self.weights.pop(spec["name"], None)  # a restored table may have another number of shards
         self.publish()
 
     def drop_table(self, name: str) -> Description | None:
         self.gathering.end(name)
-        self.places.pop(name, None)
+        self.places = {table: places for table, places in self.places.items() if table != name}
         self.ancestors.pop(name, None)
         self.weights.pop(name, None)
         self.forget_steps(name)
-        spec = self.specs.pop(name, None)
+        spec = self.specs.get(name)
+        self.specs = {table: each for table, each in self.specs.items() if table != name}
         self.publish()
         return spec
 

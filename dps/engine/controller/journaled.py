@@ -7,7 +7,7 @@ the thread of the controller's endpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class JournaledMembership:
     """The base of the membership: it sends records to servers, hears what they have kept, and resumes from one."""
 
     endpoint: RoleEndpoint
-    servers: dict[int, ServerRecord]
+    servers: Mapping[int, ServerRecord]
     specs: dict[str, Description]
     places: dict[str, list[Place]]
     ancestors: dict[str, list[int]]
@@ -69,9 +69,14 @@ class JournaledMembership:
 
     def expect_server(self, number: int, worker: str, key: str) -> ServerRecord:
         """Note a server that there was before this controller, and that is back on that worker."""
-        server = self.servers.setdefault(number, ServerRecord(number, worker, key))
+        server = self._record(number)
         server.worker, server.key, server.must_follow = worker, key, True
         return server
+
+    def _record(self, number: int) -> ServerRecord:
+        if number not in self.servers:
+            self.servers = {**self.servers, number: ServerRecord(number, "", "")}
+        return self.servers[number]
 
     def resume(self, record: SessionRecord, grace: float) -> None:
         """Go on from the record of another controller.
@@ -90,7 +95,7 @@ class JournaledMembership:
         self.epoch = self._announced = max(self.epoch, record.epoch)
         self._placement = None
         for number in {number for places in self.places.values() for p in places for number in p.line}:
-            server = self.servers.setdefault(number, ServerRecord(number, "", ""))
+            server = self._record(number)
             server.must_follow = True
             if server.address is None and number in record.addresses:  # else its neighbours would forget what it lacks
                 server.address = self._addresses[number] = record.addresses[number]

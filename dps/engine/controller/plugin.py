@@ -170,7 +170,7 @@ class Sessions(Mapping[str, Session]):
         except BaseException:
             await self.close_session(name)
             raise
-        return self._describe(session)
+        return await self._in_endpoint(self._describe, session)
 
     async def describe(self, name: str) -> bytes:
         """What a driver needs to attach: a `Description`, encoded; waits until the servers are up.
@@ -180,7 +180,7 @@ class Sessions(Mapping[str, Session]):
         if name not in self._sessions and config.scheduler_grace() > 0:
             await self.takeovers.wait(name, lambda: name in self._sessions)
         await self.session(name).opened.wait()
-        return self._describe(self.session(name))
+        return await self._in_endpoint(self._describe, self.session(name))
 
     async def close_session(self, name: str) -> None:
         """End a parameter server: its servers stop, and its rows are gone. A later call waits for the first."""
@@ -300,27 +300,6 @@ class Sessions(Mapping[str, Session]):
         )
         return session
 
-    def _describe(self, session: Session) -> bytes:
-        assert self.endpoint is not None
-        members = session.membership.servers.values()
-        specs, places = session.membership.specs, session.membership.places
-        description = Description(
-            name=session.name,
-            secret=session.secret,
-            copies=session.copies,
-            adapt=session.autoscaling.followed,
-            controller=(self.endpoint.host, self.endpoint.port),
-            term=session.term,
-            grace=session.runs.grace,
-            servers=[DescribedServer(s.number, s.worker, s.phase is not ServerPhase.GONE) for s in members],
-            tables={
-                table: DescribedTable(specs[table], [p.chain for p in there], [p.joiner for p in there])
-                for table, there in places.items()
-            },
-            restored=session.checkpoints.restored,
-        )
-        return msgspec.msgpack.encode(description)
-
     async def _end(self, session: Session) -> None:
         session.opened.set()
         self.seating.closed(session.name)
@@ -366,6 +345,27 @@ class Sessions(Mapping[str, Session]):
         event = {"parameter_server": name, "event": text}
         with contextlib.suppress(RuntimeError):  # the scheduler's loop is closed
             self._loop.call_soon_threadsafe(self._scheduler.log_event, "dps", event)
+
+    def _describe(self, session: Session) -> bytes:
+        assert self.endpoint is not None
+        members = session.membership.servers.values()
+        specs, places = session.membership.specs, session.membership.places
+        description = Description(
+            name=session.name,
+            secret=session.secret,
+            copies=session.copies,
+            adapt=session.autoscaling.followed,
+            controller=(self.endpoint.host, self.endpoint.port),
+            term=session.term,
+            grace=session.runs.grace,
+            servers=[DescribedServer(s.number, s.worker, s.phase is not ServerPhase.GONE) for s in members],
+            tables={
+                table: DescribedTable(specs[table], [p.chain for p in there], [p.joiner for p in there])
+                for table, there in places.items()
+            },
+            restored=session.checkpoints.restored,
+        )
+        return msgspec.msgpack.encode(description)
 
     def _admit(self, session: Session) -> None:
         assert self.endpoint is not None
