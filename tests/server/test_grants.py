@@ -14,9 +14,12 @@ from oracles import mutant
 from dps import config
 from dps.engine.coordination.journal import Ballot, Record, may_write
 from dps.engine.server.grants import Grants
+from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
 from dps.engine.server.holder import RecordHolder
+from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.journal_messages import KeptRecord, SessionRecord
+from dps.engine.wire.journal_messages import Granted, KeptRecord, SessionRecord
+from dps.engine.wire.messages import encode
 
 SCHEDULES = 100
 STEPS = 400
@@ -88,7 +91,7 @@ class AloneServers:
         def connect(address, session, secret, on_up, on_frame, on_end):
             return LateLink(self, self.grants[address], on_up, on_frame, on_end)
 
-        return SimpleNamespace(now=lambda: self.now, connect=connect)
+        return SimpleNamespace(now=lambda: self.now, connect=connect, later=self.later)
 
     def later(self, seconds, function, *args):
         heapq.heappush(self.queue, (self.now + seconds, next(self.order), function, args))
@@ -163,8 +166,8 @@ WRONG = {
     "a grant counts from its answer": (
         Grants,
         "_on_frame",
-        "Granted, body), sent)",
-        "Granted, body), self._endpoint.now())",
+        "self._take(answer, sent)",
+        "self._take(answer, self._endpoint.now())",
     ),
     "an answer that was on its way counts": (Grants, "give_back", "self._sent.clear()", "pass"),
     "what was given back counts": (Grants, "give_back", "self.until = -math.inf", "pass"),
@@ -196,3 +199,78 @@ def test_a_server_without_a_journal_goes_on_by_nothing():
     assert alone.until == -math.inf
     alone._on_frame(None, Header(64, request=7), memoryview(b""))  # an answer to nothing
     assert alone.until == -math.inf
+
+
+class RefusedLink:
+    """A connection to a server that refuses, until it is told to grant."""
+
+    open = True
+
+    def __init__(self):
+        self.sent, self.timers, self.grants = [], [], False
+
+    def connect(self, address, session, secret, on_up, on_frame, on_end):
+        self.on_frame = on_frame
+        on_up(self)
+        return self
+
+    def later(self, seconds, function, *args):
+        self.timers.append((seconds, function, args))
+
+    def send(self, header, buffers):
+        self.sent.append(header.request)
+
+    def answer(self):
+        body = encode(Granted(1, self.grants, None))
+        self.on_frame(self, Header(frames.OK, request=self.sent[-1]), memoryview(body))
+
+    def wait(self):
+        """The seconds until it was asked again."""
+        ((seconds, function, args),) = self.timers
+        self.timers.clear()
+        function(*args)
+        return seconds
+
+    def close(self):
+        self.open = False
+
+
+@pytest.fixture
+def refused():
+    """A link to a server that has refused once, and the grants of the one that has asked."""
+    link = RefusedLink()
+    grants = Grants(
+        SimpleNamespace(now=lambda: 5.0, connect=link.connect, later=link.later),
+        *("s", "secret", RecordHolder(0), lambda: True),
+    )
+    grants.ask(0, {0: "here", 1: "there"})
+    link.answer()
+    return link, grants
+
+
+def test_a_server_that_refuses_is_asked_again_before_the_next_heartbeat(refused):
+    link, _ = refused
+    pauses = []
+    while link.timers:
+        pauses.append(link.wait())
+        link.answer()
+    assert len(link.sent) == len(pauses) + 1 > 4
+    assert pauses == sorted(pauses)
+    assert pauses[0] <= 0.01
+    assert sum(pauses) < HEARTBEAT_SECONDS
+
+
+def test_a_server_that_grants_is_asked_no_more(refused):
+    link, _ = refused
+    link.grants = True
+    link.wait()
+    link.answer()
+    assert not link.timers
+
+
+def test_a_server_is_not_asked_again_once_there_is_a_controller(refused):
+    link, grants = refused
+    grants.give_back()
+    asked = list(link.sent)
+    link.wait()
+    assert link.sent == asked

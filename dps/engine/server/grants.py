@@ -7,8 +7,9 @@ The primary goes on while the servers that have granted are a majority of those 
 can have decided anything that the primary does not know.
 
 A grant is over for the primary before it is over for its giver, because the primary counts from when it asked. It lasts
-as long as a lease. A primary whose controller has renewed its lease gives its grants back, because decisions wait for
-their end. Everything here happens in the endpoint's thread.
+as long as a lease. When a scheduler dies, its servers find that out within milliseconds of each other, so a primary
+that is refused asks again a moment later, a few times. A primary whose controller has renewed its lease gives its
+grants back, because decisions wait for their end. Everything here happens in the endpoint's thread.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from dps.engine.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 
 __all__ = ["Grants"]
 
+# After which a server that has refused is asked again, in seconds. The last one comes before the next heartbeat.
+PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08)
+
 
 class Grants:
     """What one server has been granted, and its answers to others.
@@ -48,7 +52,8 @@ class Grants:
         self._links: dict[int, RoleLink] = {}
         self._returned: set[RoleLink] = set()  # those over which a grant was given back; the answer ends them
         self._requests = 0
-        self._sent: dict[int, float] = {}  # request without an answer -> when it was sent
+        # Request without an answer -> (when it was sent, what it asks, how often that was refused).
+        self._sent: dict[int, tuple[float, GrantAsked, int]] = {}
         self._grants: dict[int, tuple[float, Record | None]] = {}  # server -> (end of its grant, what it keeps)
 
     def answer(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -59,7 +64,7 @@ class Grants:
     def ask(self, epoch: int, addresses: Mapping[int, tuple[str, int]]) -> None:
         """Ask the servers at these addresses; to be called some times in the time of a lease."""
         now = self._endpoint.now()
-        self._sent = {request: sent for request, sent in self._sent.items() if now <= sent + self._lease}
+        self._sent = {request: sent for request, sent in self._sent.items() if now <= sent[0] + self._lease}
         asked = GrantAsked(self._holder.number, epoch)
         self._take(self._give(asked), now)
         for number in addresses.keys() - {self._holder.number}:
@@ -95,18 +100,26 @@ class Grants:
     def _give(self, asked: GrantAsked) -> Granted:
         return self._holder.grant(asked, self._endpoint.now() + self._lease, not self._is_alone())
 
-    def _send(self, asked: GrantAsked, link: RoleLink) -> None:
+    def _send(self, asked: GrantAsked, link: RoleLink, refusals: int = 0) -> None:
         self._requests += 1
-        self._sent[self._requests] = self._endpoint.now()
+        self._sent[self._requests] = self._endpoint.now(), asked, refusals
         body = encode(asked)
         link.send(Header(frames.GRANT, request=self._requests, body=len(body)), (body,))
 
     def _on_frame(self, link: RoleLink, header: Header, body: memoryview) -> None:
-        sent = self._sent.pop(header.request, None)
+        request = self._sent.pop(header.request, None)
         if link in self._returned:
             link.close()
-        elif header.kind == frames.OK and sent is not None:
-            self._take(decode(Granted, body), sent)
+        elif header.kind == frames.OK and request is not None:
+            sent, asked, refusals = request
+            answer = decode(Granted, body)
+            self._take(answer, sent)
+            if not answer.granted and refusals < len(PAUSES):
+                self._endpoint.later(PAUSES[refusals], self._ask_again, link, asked, refusals + 1)
+
+    def _ask_again(self, link: RoleLink, asked: GrantAsked, refusals: int) -> None:
+        if link.open and link in self._links.values():
+            self._send(asked, link, refusals)
 
     def _on_end(self, number: int, link: RoleLink) -> None:
         self._returned.discard(link)
