@@ -9,7 +9,8 @@ from failover_world import Line, World
 from oracles import mutant
 
 from dps import config
-from dps.engine.controller.failover import BACK_OFF_FACTOR, TICK_SECONDS, UNFIT_SECONDS, Membership
+from dps.engine.controller.failover import TICK_SECONDS, UNFIT_SECONDS, Membership
+from dps.engine.controller.handovers import BACK_OFF_FACTOR, Handovers
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.placement import next_steps
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
@@ -24,7 +25,7 @@ SILENCE, STEP_DOWN = config.seconds("silence"), config.seconds("step-down")
 
 
 def route(world: World) -> dict:
-    return json.loads(world.membership.route)
+    return json.loads(world.membership.announcements.route)
 
 
 # ---- coming and going -----------------------------------------------------------------------------------------------
@@ -716,40 +717,44 @@ def test_a_look_at_a_fleet_that_is_settled_does_not_go_through_its_shards(monkey
 ASKED_AGAIN = test_a_primary_that_cannot_hand_over_goes_on_and_is_asked_again_after_a_back_off
 WRONG = {
     "a step-down that timed out leaves its mark": (
-        "_end_late_handovers",
+        *(Handovers, "end_late"),
         "p._replace(stepping_down=False)",
         "p",
         ASKED_AGAIN,
     ),
-    "it is asked again at once": ("_end_late_handovers", "self._backing_off[name, shard] = ", "_ = ", ASKED_AGAIN),
+    "it is asked again at once": (Handovers, "end_late", "self._backing_off[name, shard] = ", "_ = ", ASKED_AGAIN),
     "who leaves is asked again at once": (
-        *("_end_late_handovers", "self._backing_off[name, shard] = ", "_ = "),
+        *(Handovers, "end_late", "self._backing_off[name, shard] = ", "_ = "),
         test_a_server_that_leaves_and_cannot_hand_over_serves_and_is_asked_again_after_a_back_off,
     ),
-    "it is never asked again": ("_in_back_off", "now < until", "True", ASKED_AGAIN),
+    "it is never asked again": (Handovers, "backing_off", "now < until", "True", ASKED_AGAIN),
     "the next shard waits for the next look": (
-        *("caught_up", "self._begin_steps(self.endpoint.now())", "pass"),
+        *(Membership, "caught_up", "self._begin_steps(self.endpoint.now())", "pass"),
         test_the_next_shard_moves_at_once_when_one_has_moved,
     ),
     "the end of a back-off is not noticed": (
-        "_begin_steps",
+        *(Membership, "_begin_steps"),
         "unfit, backing_off, together)\n",
         "unfit, together)\n",
         ASKED_AGAIN,
     ),
-    "a step-down never times out": ("_end_late_handovers", "if now > until", "if False", ASKED_AGAIN),
-    "a late answer counts": ("stepped_down", "message.epoch < since", "False", ASKED_AGAIN),
+    "a step-down never times out": (Handovers, "end_late", "if now > until", "if False", ASKED_AGAIN),
+    "a late answer counts": (Handovers, "stepped_down", "epoch < since", "False", ASKED_AGAIN),
     "a suspicion counts up to where it is wrong": (
-        *("suspect", "for (name, shard), p in {each: self._place(*each) for each in message.shards}.items():"),
+        *(
+            Membership,
+            "suspect",
+            "for (name, shard), p in {each: self._place(*each) for each in message.shards}.items():",
+        ),
         "for name, shard in message.shards:\n        p = self._place(name, shard)",
         test_a_suspicion_of_a_shard_that_there_is_not_changes_nothing,
     ),
     "the back-off holds for whoever leads": (
-        *("_in_back_off", "self.places[name][shard].chain[:1] == (primary,)", "True"),
+        *(Handovers, "backing_off", "self._owner.places[name][shard].chain[:1] == (primary,)", "True"),
         test_the_back_off_of_a_primary_does_not_hold_for_its_successor,
     ),
     "a primary that is gone is said to have failed": (
-        *("_end_late_handovers", "not p.stepping_down", "False"),
+        *(Handovers, "end_late", "not p.stepping_down", "False"),
         test_what_is_late_where_another_leads_by_now_is_no_failure,
     ),
 }
@@ -757,7 +762,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_fleet_is_caught(name, monkeypatch):
-    method, old, new, scenario = WRONG[name]
-    monkeypatch.setattr(Membership, method, mutant(getattr(Membership, method), old, new))
+    kind, method, old, new, scenario = WRONG[name]
+    monkeypatch.setattr(kind, method, mutant(getattr(kind, method), old, new))
     with pytest.raises(AssertionError):
         scenario()

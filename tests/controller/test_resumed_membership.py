@@ -7,7 +7,9 @@ import pytest
 from failover_world import Line, World
 from noticing import assert_noticed
 
-from dps.engine.controller.journaled import JournaledMembership
+from dps.engine.controller.announcements import Announcements
+from dps.engine.controller.failover import Membership
+from dps.engine.controller.holders import Holders
 from dps.engine.controller.recorder import Recorder
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.session_record import RecordContent
@@ -38,14 +40,14 @@ class JournaledWorld(World):
         self.recorder = Recorder(
             "s",
             content.encoded,
-            self.membership.send_record,
-            self.membership.hosts,
+            self.membership.holders.send,
+            self.membership.holders.hosts,
             lambda: self.time,
             ballot,
             content.committed,
             record is not None,
         )
-        self.membership.recorder, self.record = self.recorder, record
+        self.membership.holders.recorder, self.record = self.recorder, record
 
     def serve(self, number: int) -> Line:
         self.holders.setdefault(number, RecordHolder(number))
@@ -191,7 +193,7 @@ def check_deaths() -> None:
 
     def counted(world: JournaledWorld) -> bool:
         for number in (1, 2, 1):  # servers that have not answered are looked for again and again
-            world.membership.died(number)
+            world.membership.holders.died(number)
         world.write(0)
         return world.recorder.journal.committed.number > 0
 
@@ -226,23 +228,23 @@ def check_leaving() -> None:
     """An empty server that is to go keeps no journal when it is closed."""
     world = JournaledWorld().begin()
     world.membership.retire([2])
-    assert world.membership.keeps_journal(2)
+    assert world.membership.holders.keeps_journal(2)
     for _ in range(4):
         world.membership.tick()
         world.write()
-    assert not world.membership.keeps_journal(2)
+    assert not world.membership.holders.keeps_journal(2)
     assert world.recorder.journal.committed.holders == {0, 1}
 
 
 def check_route() -> None:
     """A controller that its servers have left gives no route, because another one may decide."""
     world = JournaledWorld().begin()
-    assert world.membership.decides
+    assert world.membership.holders.decides
     world.time += 3.0
-    assert not world.membership.decides
+    assert not world.membership.holders.decides
     world.beats(1)
     assert all([*world.beats(3)])
-    assert world.membership.decides
+    assert world.membership.holders.decides
 
 
 CHECKS = {
@@ -264,24 +266,24 @@ def test_a_controller_with_a_journal(check):
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "check"),
+    ("kind", "name", "old", "new", "check"),
     [
-        ("resume", "max(self.epoch, record.epoch)", "record.epoch", "epochs"),
-        ("resume", "number in record.addresses", "False", "addresses"),
-        ("resume", "server.must_follow = True", "pass", "follows"),
-        ("_answer_flags", "self._placement is not None and", "", "leases"),
-        ("_welcome", "self.recorder is not None and", "False and", "welcome"),
-        ("_is_to_lose", "return True", "return False", "losers"),
-        ("died", "now - self._bound_at.get(number, -math.inf) <= lease or ", "", "deaths"),
-        ("died", "(now - found > lease and follow)", "True", "deaths"),
-        ("died", "now - found > lease and follow", "follow", "deaths"),
-        ("died", "now - found > lease and follow", "now - found > lease", "deaths"),
-        ("hosts", "if server.leaving and self.empty(n)", "if False", "leaving"),
+        (Membership, "resume", "max(self.epoch, record.epoch)", "record.epoch", "epochs"),
+        (Membership, "resume", "number in record.addresses", "False", "addresses"),
+        (Membership, "resume", "server.must_follow = True", "pass", "follows"),
+        (Announcements, "may_lease", "self._placement is not None and", "", "leases"),
+        (Announcements, "welcome", "has_journal and", "False and", "welcome"),
+        (Announcements, "_is_to_lose", "return True", "return False", "losers"),
+        (Holders, "died", "now - self._bound_at.get(number, -math.inf) <= lease or ", "", "deaths"),
+        (Holders, "died", "(now - found > lease and follow)", "True", "deaths"),
+        (Holders, "died", "now - found > lease and follow", "follow", "deaths"),
+        (Holders, "died", "now - found > lease and follow", "now - found > lease", "deaths"),
+        (Holders, "hosts", "if server.leaving and self._owner.empty(n)", "if False", "leaving"),
     ],
     ids=lambda value: value if value in CHECKS else "",
 )
-def test_a_wrong_membership_is_noticed(name, old, new, check):
-    assert_noticed(JournaledMembership, name, old, new, CHECKS[check])
+def test_a_wrong_membership_is_noticed(kind, name, old, new, check):
+    assert_noticed(kind, name, old, new, CHECKS[check])
 
 
 def test_servers_that_have_not_come_back_within_the_grace_are_lost():

@@ -9,7 +9,9 @@ from takeover_schedules import SETTINGS, TakeoverSchedule, check_takeovers
 from verdicts import assert_caught, problems
 
 from dps.engine.client.session import ClientSession
-from dps.engine.controller.journaled import JournaledMembership
+from dps.engine.controller.announcements import Announcements
+from dps.engine.controller.failover import Membership
+from dps.engine.controller.holders import Holders
 from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.coordination import journal
 from dps.engine.coordination.journal import Acceptor, Journal, Record
@@ -73,23 +75,19 @@ WRONG = {
     "a write counts at once": [
         (Journal, "_commit", "not may_write(record.before, self._written, self._dead)", "False")
     ],
-    "the epoch is that of the controller": [
-        (JournaledMembership, "resume", "max(self.epoch, record.epoch)", "self.epoch")
-    ],
-    "the placement comes before its record": [
-        (JournaledMembership, "_announce_committed", "if self.recorder is None:", "if self.recorder is None or True:")
-    ],
+    "the epoch is that of the controller": [(Membership, "resume", "max(self.epoch, record.epoch)", "self.epoch")],
+    "the placement comes before its record": [(Announcements, "publish", "if recorder is None:", "if True:")],
     "the fence is forgotten": [
         (Acceptor, "write", "not self.follow(record.ballot, bound=False)", "False"),
-        (JournaledMembership, "_answer_flags", "if self.recorder is None:", "if self.recorder is None or True:"),
+        (Holders, "answer_flags", "if self.recorder is None:", "if self.recorder is None or True:"),
     ],
     "the newest record is not chosen": [(journal, "newest_of", "max(", "min(")],
     "a table is dropped before its record": [(TableProcedures, "discard", "yield Commit()", "pass")],
     "a server gets its lease before its placement": [
-        (JournaledMembership, "_welcome", "self.recorder is not None and", "False and"),
-        (JournaledMembership, "_is_to_lose", "return True", "return False"),
+        (Announcements, "welcome", "has_journal and", "False and"),
+        (Announcements, "_is_to_lose", "return True", "return False"),
     ],
-    "addresses are forgotten": [(JournaledMembership, "resume", "number in record.addresses", "False")],
+    "addresses are forgotten": [(Membership, "resume", "number in record.addresses", "False")],
     "every answer renews a lease": [(Heartbeat, "_on_frame", "if not header.flags & frames.CONTROL:", "if True:")],
     "clients take a stranger's word": [
         (ClientSession, "insist", "(AccessDeniedError, ControllerGoneError)", "ControllerGoneError")

@@ -11,10 +11,13 @@ failover      membership: which servers are up, which takes over, which shards m
 journaling    the journal of one session, as the scheduler's loop sees it
 takeover      a parameter server whose controller has died is taken over, when its servers are back;
               takeover_procedures.py has the steps
-journaled     the journal's part in the membership
+holders       the servers that keep the journal, as the membership sees them
+announcements the placement and the route that servers and clients know
 recorder      commits decisions to the journal of the servers before they take effect
 session_record what a record of the journal says, and the numbers that it sets aside; run_records.py has the part of
               runs
+handovers     primaries that are asked to hand a shard over
+event_log     the events of one parameter server
 freezes       tables whose replicas do not change, because they are cut anew; resharding_procedures.py has the steps
 gathering     neighbouring shards that are brought to the same servers, because they are to be merged
 placement_rest since when no shard moves and no server comes or goes

@@ -29,17 +29,18 @@ one does not have.)
 
 from __future__ import annotations
 
-import collections
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dps import config
+from dps.engine.controller.announcements import Announcements
+from dps.engine.controller.event_log import EventLog
 from dps.engine.controller.freezes import Freezes, list_shards
 from dps.engine.controller.gathering import Gathering
-from dps.engine.controller.journaled import JournaledMembership
+from dps.engine.controller.handovers import Handovers
+from dps.engine.controller.holders import Holders
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.coordination.liveness import Liveness
 from dps.engine.coordination.placement import (
@@ -60,6 +61,7 @@ from dps.engine.state.names import shown
 from dps.engine.telemetry.reports import ReceivedReport, ServerReport
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
+from dps.engine.wire.journal_messages import Recorded, SessionRecord
 from dps.engine.wire.messages import (
     CaughtUp,
     FullServers,
@@ -86,14 +88,11 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1  # between two calls of `Membership.tick`
 UNFIT_SECONDS = 1.0  # for which a server that was out of step joins no chain
-# A primary that could not hand over serves for so many times `dps.timeouts.step-down` before it is asked again.
-BACK_OFF_FACTOR = 3.0
 MAX_MOVES = 4  # shards that move at a time
-MAX_EVENTS = 256  # that are remembered
 FULL_SHARE = 0.95  # of a server's dps.memory, beyond which primaries of its copies make no rows
 
 
-class Membership(JournaledMembership):
+class Membership:
     """The servers of one parameter server: see the module's docstring.
 
     Parameters
@@ -117,8 +116,9 @@ class Membership(JournaledMembership):
         on_primary: Callable[[int, int, int | None, int | None, bool], None] = lambda *change: None,
     ):
         self.endpoint, self.session = endpoint, session
-        self._on_event, self._on_report, self._on_primary = on_event, on_report, on_primary
-        super().__init__()
+        self._on_report, self._on_primary = on_report, on_primary
+        log = EventLog(session, on_event)
+        self.events, self.note, self.mention, self.news = log.events, log.note, log.mention, log.news
         # Servers, and the names of tables, come and go in new dicts, because the scheduler's loop goes through these
         # dicts while the endpoint's thread works.
         self.servers: Mapping[int, ServerRecord] = {}
@@ -130,17 +130,10 @@ class Membership(JournaledMembership):
         self.epoch = 0
         self.failures = 0  # servers that were lost or fell silent so far
         self.remedy = "there is no checkpoint to restore it from"  # for a shard whose last replica is lost
-        self.route = b""
-        self.events: collections.deque[tuple[float, str]] = collections.deque(maxlen=MAX_EVENTS)
-        # Of each event, whether it still matters.
-        self._still_true: collections.deque[Callable[[], bool]] = collections.deque(maxlen=MAX_EVENTS)
         self._silence = config.seconds("silence")
         self._liveness = Liveness(self._silence, TICK_SECONDS)
-        # (table, shard) -> the step for which its primary is to hand over, the epoch since when, and until when
-        self._handovers: dict[tuple[str, int], tuple[PlacementStep, int, float]] = {}
-        # (table, shard) -> a primary that could not hand over, and until when it is not asked again
-        self._backing_off: dict[tuple[str, int], tuple[int, float]] = {}
-        self.freezes, self.gathering = Freezes(self), Gathering(self)
+        self.holders, self.announcements = Holders(self), Announcements(self)
+        self.freezes, self.gathering, self.handovers = Freezes(self), Gathering(self), Handovers(self)
         self._awaited: set[int] = set()  # doubted servers whose heartbeat is to decide whether a silent one leaves
         self.next_server = 0
         self.last_server = math.inf  # this number and higher ones may not be used: see `session_record.py`
@@ -168,6 +161,55 @@ class Membership(JournaledMembership):
         number, self.next_server = self.next_server, self.next_server + 1
         self.servers = {**self.servers, number: ServerRecord(number, worker, key.format(number))}
         return number
+
+    def expect_server(self, number: int, worker: str, key: str) -> ServerRecord:
+        """Note a server that there was before this controller, and that is back on that worker."""
+        server = self._known(number)
+        server.worker, server.key, server.must_follow = worker, key, True
+        return server
+
+    def _known(self, number: int) -> ServerRecord:
+        if number not in self.servers:
+            self.servers = {**self.servers, number: ServerRecord(number, "", "")}
+        return self.servers[number]
+
+    def resume(self, record: SessionRecord, grace: float) -> None:
+        """Go on from the record of another controller.
+
+        Servers that are not back yet count as those that have just sent a heartbeat: when they are silent for too long,
+        their shards fail over. Those that are not back when the grace is over (in seconds) are lost.
+        """
+        for table in record.tables:
+            name = table.spec["name"]
+            self.specs[name] = table.spec
+            self.places[name] = [Place(tuple(p.chain), p.joiner, tuple(p.fences)) for p in table.places]
+            if table.ancestors:
+                self.ancestors[name] = table.ancestors
+        self.remedy, self.next_server = record.remedy, record.next_server
+        # Placements of this controller, which has known no tables until now, may wait to be announced: none of them is.
+        self.epoch = max(self.epoch, record.epoch)
+        self.announcements.begin_after(self.epoch)
+        for number in {number for places in self.places.values() for p in places for number in p.line}:
+            server = self._known(number)
+            server.must_follow = True
+            if server.address is None and number in record.addresses:  # else its neighbours would forget what it lacks
+                server.address = self.holders.addresses[number] = record.addresses[number]
+            self._liveness.heartbeat(number, self.endpoint.now() + config.seconds("lease"))
+        self.endpoint.later(grace, self._give_up_missing)
+        self.publish()
+
+    def _give_up_missing(self) -> None:
+        """Servers of another controller that have not come back are lost."""
+        for server in self.servers.values():
+            if server.must_follow and server.connected_at < 0:
+                server.worker_removed = True
+                self.note(f"server {server.number} has not come back")
+        self._fail_over()
+
+    def remove_server(self, number: int) -> None:
+        """Forget a server that was closed, or never came up, and which controller it followed."""
+        self.holders.forget(number)
+        self._drop_server(number)
 
     def _drop_server(self, number: int) -> None:
         server = self.servers.get(number)
@@ -220,8 +262,7 @@ class Membership(JournaledMembership):
     def forget_steps(self, name: str) -> None:
         """Forget the handovers and the freeze of a table, which is dropped, frozen or has other shards from now on."""
         self.freezes.forget(name)
-        self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
-        self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}
+        self.handovers.forget(name)
 
     def set_weights(self, weights: Weights) -> None:
         """Have servers get equal sums of these weights; those of tables that were changed meanwhile do not count."""
@@ -286,17 +327,18 @@ class Membership(JournaledMembership):
         server = self.servers.get(message.server)
         if server is None:
             raise ProtocolError(f"no such server is expected: {message!r:.200}")
-        if server.must_follow and (self.recorder is None or message.follows != self.recorder.ballot):
+        recorder = self.holders.recorder
+        if server.must_follow and (recorder is None or message.follows != recorder.ballot):
             connection.transport.close()  # it takes this controller for the last one, which had the same address
             return
         if server.connection is not None:
             server.connection.party = None
             server.connection.transport.close()
-        server.address = self._addresses[message.server] = message.host, message.port
+        server.address = self.holders.addresses[message.server] = message.host, message.port
         server.connection, server.connected_at = connection, self.endpoint.now()
         connection.party = server
         self._liveness.heartbeat(server.number, self.endpoint.now())
-        self._welcome(server)
+        self.announcements.welcome(server)
         self.publish()
 
     def beat(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -315,7 +357,8 @@ class Membership(JournaledMembership):
             self._fail_over()  # where all copies were silent, it takes over
             self.publish()
         full = [number for number, record in self.servers.items() if record.full and record.up]
-        answer = Header(frames.OK, flags=self._answer_flags(server, header), request=header.request)
+        flags = self.holders.answer_flags(server, header, self.announcements.may_lease(server.number))
+        answer = Header(frames.OK, flags=flags, request=header.request)
         connection.reply(answer, encode(FullServers(full)) if full else b"")
 
     def caught_up(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -335,14 +378,12 @@ class Membership(JournaledMembership):
         p = self._place(name, shard)
         if self.freezes.stepped_down(name, shard, p, sender, message.epoch):
             return
-        step, since, _ = self._handovers.get((name, shard), (None, 0, 0.0))
-        if step is None or not p.stepping_down or p.chain[:1] != (sender,) or message.epoch < since:
-            return
-        del self._handovers[name, shard]
-        new = handed_over(p, step, self._staying(), self.specs[name]["copies"], self.epoch + 1)
-        self.set_place(name, shard, new, stepped_down=True)
-        self._begin_steps(self.endpoint.now())
-        self.publish()
+        step = self.handovers.stepped_down(name, shard, p, sender, message.epoch)
+        if step is not None:
+            new = handed_over(p, step, self._staying(), self.specs[name]["copies"], self.epoch + 1)
+            self.set_place(name, shard, new, stepped_down=True)
+            self._begin_steps(self.endpoint.now())
+            self.publish()
 
     def suspect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         reporter, message = self._server(connection).number, decode(Suspect, body)
@@ -377,6 +418,11 @@ class Membership(JournaledMembership):
             self.note(f"server {server.number} on {server.worker} has failed: {shown(message.why, 1000)}")
             self._fail_over()
 
+    def recorded(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        self._server(connection)
+        if self.holders.recorder is not None:
+            self.holders.recorder.recorded(decode(Recorded, body))
+
     def disconnected(self, connection: RoleConnection) -> None:
         server = connection.party
         if isinstance(server, ServerRecord) and server.connection is connection:
@@ -389,8 +435,8 @@ class Membership(JournaledMembership):
     def tick(self) -> None:
         """Fail over from servers that have fallen silent, end late handovers, and begin the next steps of placement."""
         now = self.endpoint.now()
-        if self.recorder is not None:
-            self.recorder.tick()
+        if self.holders.recorder is not None:
+            self.holders.recorder.tick()
         silent = self._liveness.silent(now)
         fresh = [self.servers[n] for n in silent if n in self.servers and not self.servers[n].silent]
         for server in fresh:
@@ -404,7 +450,7 @@ class Membership(JournaledMembership):
         if fresh or self._awaited:
             self._fail_over()
         self.freezes.end_late(now)
-        changed = self._end_late_handovers(now)
+        changed = self.handovers.end_late(now)
         if self._begin_steps(now, changed) or changed:
             self.publish()
 
@@ -415,7 +461,7 @@ class Membership(JournaledMembership):
         """
         staying, leaving = self._staying(), self._staying(leaving=True)
         unfit = [n for n in staying if now < self.servers[n].unfit_until]
-        backing_off = self._in_back_off(now)
+        backing_off = self.handovers.backing_off(now)
         together = dict(self.gathering.tables)
         state = (self.epoch, staying, leaving, unfit, backing_off, together)
         if state == self._last_state and not changed:
@@ -427,34 +473,6 @@ class Membership(JournaledMembership):
             self._begin_step(step, now)
         return bool(steps)
 
-    def _end_late_handovers(self, now: float) -> bool:
-        """Let primaries that could not hand over in time go on serving; returns whether there is one."""
-        late = [key for key, (_, _, until) in self._handovers.items() if now > until]
-        changed = False
-        for name, shard in late:
-            del self._handovers[name, shard]
-            p = self.places[name][shard]
-            if not p.stepping_down:  # another server has become the primary meanwhile
-                continue
-            patience = config.seconds("step-down")
-            self.set_place(name, shard, p._replace(stepping_down=False))
-            self._backing_off[name, shard] = p.chain[0], now + BACK_OFF_FACTOR * patience
-            self.note(
-                f"server {p.chain[0]} could not hand over shard {shard} of table {name!r} within {patience:g} s "
-                f"(dps.timeouts.step-down): it goes on serving, and is asked again in {BACK_OFF_FACTOR * patience:g} s"
-            )
-            changed = True
-        return changed
-
-    def _in_back_off(self, now: float) -> set[tuple[str, int]]:
-        """The shards whose primary is not asked to hand over now, because it has just failed to do so."""
-        self._backing_off = {
-            (name, shard): (primary, until)
-            for (name, shard), (primary, until) in self._backing_off.items()
-            if now < until and self.places[name][shard].chain[:1] == (primary,)
-        }
-        return set(self._backing_off)
-
     def _begin_step(self, step: PlacementStep, now: float) -> None:
         p = self.places[step.table][step.shard]
         if step.kind == StepKind.JOIN:
@@ -463,8 +481,7 @@ class Membership(JournaledMembership):
             chain = [n for n in p.chain if n != step.server]
             self.set_place(step.table, step.shard, rechained(p, chain, p.joiner, self.epoch + 1))
         else:
-            self.set_place(step.table, step.shard, p._replace(stepping_down=True))
-            self._handovers[step.table, step.shard] = step, self.epoch + 1, now + config.seconds("step-down")
+            self.handovers.begin(step, now)
 
     def _fail_over(self) -> None:
         gone = {n for n, server in self.servers.items() if server.worker_removed and not server.up}
@@ -550,23 +567,7 @@ class Membership(JournaledMembership):
         heads = {ids[name]: [p.chain[0] if p.chain else -1 for p in places] for name, places in self.places.items()}
         located = [Located(self.specs[name], heads[ids[name]], self.ancestors.get(name, [])) for name in self.places]
         route = encode(Route(self.epoch, addresses, located, self.remedy))
-        self._announce_committed(self.epoch, placement, route, heads)
-
-    def note(self, text: str, level: int = logging.WARNING, stands: Callable[[], bool] = lambda: True) -> None:
-        """Log an event that users may want to know, and remember it; `stands` says whether it still matters."""
-        logger.log(level, "parameter server %r: %s", self.session, text)
-        self.events.append((time.time(), text))
-        self._still_true.append(stands)
-        self._on_event(text)
+        self.announcements.publish(self.epoch, placement, route, heads)
 
     def _is_member(self, server: int | None) -> Callable[[], bool]:
         return lambda: server in self.servers
-
-    def mention(self, text: str) -> None:
-        """As `note`, for an event that is not remembered."""
-        logger.info("parameter server %r: %s", self.session, text)
-        self._on_event(text)
-
-    def news(self) -> list[tuple[float, str]]:
-        """The events that still matter: not those of runs that are over or of servers that were closed."""
-        return [event for event, stands in zip(self.events, self._still_true, strict=True) if stands()]

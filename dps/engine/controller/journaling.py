@@ -57,14 +57,14 @@ class SessionJournal:
         self.recorder = recorder = Recorder(
             membership.session,
             content.encoded,
-            membership.send_record,
-            membership.hosts,
+            membership.holders.send,
+            membership.holders.hosts,
             now,
             ballot,
             content.committed,
             recovering,
         )
-        membership.recorder, runs.on_few_origins, runs.decide = recorder, recorder.refresh, recorder.decide
+        membership.holders.recorder, runs.on_few_origins, runs.decide = recorder, recorder.refresh, recorder.decide
         runs.grace = config.scheduler_grace()
         self._probing: asyncio.Future[None] | None = None
 
@@ -118,9 +118,9 @@ class SessionJournal:
         """
         while True:
             await asyncio.sleep(PROBE_SECONDS)
-            for number, address in (await self._in_endpoint(self._membership.awaited_by_journal)).items():
+            for number, address in (await self._in_endpoint(self._membership.holders.awaited)).items():
                 if await refuses(address):
-                    await self._in_endpoint(self._membership.died, number)
+                    await self._in_endpoint(self._membership.holders.died, number)
 
 
 async def refuses(address: tuple[str, int]) -> bool:

@@ -25,9 +25,9 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dps import config
+from dps.engine.controller.announcements import ROUTE_TICKS
 from dps.engine.controller.executor import Executor
 from dps.engine.controller.failover import TICK_SECONDS
-from dps.engine.controller.journaled import ROUTE_TICKS
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.seating import Seating
 from dps.engine.controller.server_record import ServerRecord
@@ -393,7 +393,7 @@ class Sessions(Mapping[str, Session]):
     def _answer_route(self, connection: Connection, header: Header, body: memoryview, ticks: int = ROUTE_TICKS) -> None:
         session = self._session_of(connection)
         recovering = session.recovering  # a route is known when the parameter server is taken over
-        if recovering or not session.membership.decides:
+        if recovering or not session.membership.holders.decides:
             assert self.endpoint is not None
             if ticks <= 0:  # the client connects anew, perhaps to a controller that has taken over
                 connection.transport.close()
@@ -402,7 +402,7 @@ class Sessions(Mapping[str, Session]):
                 self.endpoint.later(TICK_SECONDS, self._answer_route, connection, header, body, left)
             return
         origin = RouteRequest.of(header).origin or session.runs.allot(1)
-        connection.reply(RouteAnswer(origin).header(header.request), session.membership.route)
+        connection.reply(RouteAnswer(origin).header(header.request), session.membership.announcements.route)
 
     def _to_membership(self, connection: Connection, header: Header, body: memoryview) -> None:
         session = self._session_of(connection)

@@ -356,5 +356,6 @@ class ServerProcedures:
         if empty:
             yield Commit()  # until then another controller could still count on their replicas
         for server in empty:
-            if not self.membership.keeps_journal(server.number):  # else the next controller would miss its record
+            # While a server keeps the journal, the next controller needs its record.
+            if not self.membership.holders.keeps_journal(server.number):
                 yield from self._close_server(server)

@@ -37,14 +37,14 @@ class SimJournal:
         self.recorder = recorder = Recorder(
             membership.session,
             content.encoded,
-            membership.send_record,
-            membership.hosts,
+            membership.holders.send,
+            membership.holders.hosts,
             party.now,
             ballot,
             self._committed,
             recovering,
         )
-        membership.recorder, runs.on_few_origins = recorder, recorder.refresh
+        membership.holders.recorder, runs.on_few_origins = recorder, recorder.refresh
         self._find_dead()
 
     def wait_for(self, deciding: Callable[[Callable[[], object]], None]) -> None:
@@ -66,7 +66,7 @@ class SimJournal:
 
     def _find_dead(self) -> None:
         """Tell the journal which servers are dead while it waits for them: their machines refuse connections."""
-        for number, address in self._membership.awaited_by_journal().items():
+        for number, address in self._membership.holders.awaited().items():
             if self._network.refuses(self._party, address):
-                self._membership.died(number)
+                self._membership.holders.died(number)
         self._party.later(PROBE_SECONDS, self._find_dead)

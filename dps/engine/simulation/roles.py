@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dps import config
+from dps.engine.controller.announcements import ROUTE_TICKS
 from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
 from dps.engine.controller.failover import TICK_SECONDS, Membership
 from dps.engine.controller.function_procedures import FunctionProcedures
 from dps.engine.controller.interrupted_runs import InterruptedRuns
-from dps.engine.controller.journaled import ROUTE_TICKS
 from dps.engine.controller.journaling import FIRST_TERM
 from dps.engine.controller.procedures import TIMEOUT_SETTINGS, Procedure, ServerCall, raised
 from dps.engine.controller.rebalancing_procedures import RebalancingProcedures
@@ -515,7 +515,7 @@ class SimController:
 
     def _route(self, connection: RoleConnection, header: Header, body: memoryview, ticks: int = ROUTE_TICKS) -> None:
         """As `Sessions` of `controller/plugin.py` does it."""
-        if self.recovering or not self.membership.decides:
+        if self.recovering or not self.membership.holders.decides:
             if ticks <= 0:
                 connection.transport.close()
             elif not connection.transport.is_closing():
@@ -523,7 +523,7 @@ class SimController:
                 self.endpoint.later(TICK_SECONDS, self._route, connection, header, body, left)
             return
         origin = RouteRequest.of(header).origin or self.runs.allot(1)
-        connection.reply(RouteAnswer(origin).header(header.request), self.membership.route)
+        connection.reply(RouteAnswer(origin).header(header.request), self.membership.announcements.route)
 
     def _closed(self, connection: RoleConnection) -> None:
         (self.membership if isinstance(connection.party, ServerRecord) else self.runs).disconnected(connection)
