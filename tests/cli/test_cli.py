@@ -209,6 +209,19 @@ def test_scale_waits_and_says_what_came_of_it(run, client):
     run("close", "--name", "two")
 
 
+@pytest.mark.thorough
+def test_retire_waits_until_the_server_is_gone(run, client):
+    def servers():
+        return {each["number"] for each in json.loads(run("status", "--name", "two", "--json").stdout)["servers"]}
+
+    run("start", "--name", "two", "--servers", 2)
+    assert "has no server 77: [" in run("retire", 77, "--name", "two", status=1).stderr
+    number = min(servers())
+    assert run("retire", number, "--name", "two").stdout == f"server {number} is empty and closed\n"
+    assert number not in servers()
+    run("close", "--name", "two")
+
+
 def test_a_wait_for_workers_is_announced(client, caplog):
     with pytest.raises(dps.errors.TooFewWorkersError):
         dps.ParameterServer(client, servers=5, timeout=0.1)
@@ -442,6 +455,5 @@ def test_every_command_has_the_same_options():
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--scheduler", "--scheduler-file", "--name", "--tls-ca-file", "--json"} <= options, name
         assert len(command.get_short_help_str(60)) > 10
-    assert {"status", "tables", "clocks", "checkpoint", "restore", "scale", "adapt", "export", "train"} <= set(
-        group.commands
-    )
+    known = {"status", "tables", "clocks", "checkpoint", "restore", "scale", "retire", "adapt", "export", "train"}
+    assert known <= set(group.commands)

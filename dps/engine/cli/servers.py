@@ -1,4 +1,4 @@
-"""Commands about a parameter server as a whole: start, status, clocks, scale, adapt, close."""
+"""Commands about a parameter server as a whole: start, status, clocks, scale, retire, adapt, close."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["COMMANDS"]
 MAX_NEWS = 5
 MAX_MACHINES = 4
 SERVERS = click.IntRange(1, 1024)
-# Pause between two requests of `scale` for the number of servers.
+# Pause between two requests of `scale` and `retire` for what servers there are.
 POLL_SECONDS = 0.2
 
 
@@ -104,6 +104,30 @@ def scale(where: Where, servers: int, timeout: float | None) -> Answer:
     return Answer({"wanted": servers, "servers": up}, [f"{counted(servers, 'server')} wanted, {up} up"])
 
 
+@command
+@click.argument("server", type=click.IntRange(0))
+@click.option("--timeout", type=click.FloatRange(0), help="Seconds to wait for it  [default: dps.timeouts.start]")
+def retire(where: Where, server: int, timeout: float | None) -> Answer:
+    """Empty one server and close it, and wait until it is gone.
+
+    Its shards move to the other servers while training goes on, and another server takes its place if there is a worker
+    for it. SERVER is a number that `status` shows. If the server is not gone in time, the exit code is 1, and its
+    shards go on moving.
+    """
+    seconds = config.seconds("start") if timeout is None else timeout
+    until = time.monotonic() + seconds
+    with attached(where) as ps:
+        ps.retire(server)
+        while server in (numbers := {each.number for each in ps.status().servers}):
+            if time.monotonic() > until:
+                raise RequestTimeoutError(
+                    f"server {server} is not empty after {seconds:g} s (--timeout): its shards are still on their way, "
+                    f"see `dask ps status`"
+                )
+            time.sleep(POLL_SECONDS)
+    return Answer({"retired": server, "servers": len(numbers)}, [f"server {server} is empty and closed"])
+
+
 def _settled_servers(ps: dps.ParameterServer) -> int:
     """The number of servers; 0 while a server starts or leaves."""
     status = ps.status()
@@ -154,7 +178,7 @@ def close(where: Where) -> Answer:
     return Answer({"closed": ps.name}, [f"parameter server {ps.name!r} is closed"])
 
 
-COMMANDS = [start, status, clocks, scale, adapt, close]
+COMMANDS = [start, status, clocks, scale, retire, adapt, close]
 
 
 def servers_table(answer: Status) -> TextTable:
