@@ -64,6 +64,7 @@ class SchedulerChaos:
         self.began, self.story, self.count = time.monotonic(), [], 0
         self.choices = [*FAULTS, *(OF_SERVERS if faulty_servers else ())]
         self.lost = 0  # schedulers that were killed
+        self.starting = True  # whether there is one that was not killed
         self.client = cluster.client(SERVERS)
         self.ps: dps.ParameterServer
 
@@ -83,6 +84,8 @@ class SchedulerChaos:
         self.wait_until_whole()
 
     def is_whole(self) -> bool:
+        for name in self.cluster.replace_ended():
+            self.note(f"{name} had no server, and has ended with its scheduler")
         if not is_whole(self.ps):
             return False
         numbers = {server.number for server in self.ps.connection.describe().servers if server.alive}
@@ -111,20 +114,20 @@ class SchedulerChaos:
         with self.faulty_server():
             self._kill_scheduler()
             self._away()
-        self._start_scheduler()
-        self.attach()
+            self._start_perhaps()
+        self._take_over()
 
     def twice(self) -> None:
         """The next one is killed, too, while it takes over."""
         with self.faulty_server():
             self._kill_scheduler()
             self._away()
-        self._start_scheduler()
-        time.sleep(self.random.uniform(0.5, 5.0))
-        self._kill_scheduler()
-        self._away()
-        self._start_scheduler()
-        self.attach()
+            self._start_scheduler()
+            time.sleep(self.random.uniform(0.5, 8.0))
+            self._kill_scheduler()
+            self._away()
+            self._start_perhaps()
+        self._take_over()
 
     def stopped(self) -> None:
         """It stands still, and goes on."""
@@ -136,8 +139,8 @@ class SchedulerChaos:
         with self.cluster.stopped("scheduler"), self.faulty_server():
             self._away()
             self._kill_scheduler(stands_still=True)
-        self._start_scheduler()
-        self.attach()
+            self._start_perhaps()
+        self._take_over()
 
     def in_vain(self) -> None:
         """Another one is started while it stands still: the port is taken. The first one goes on."""
@@ -152,11 +155,24 @@ class SchedulerChaos:
         if stands_still:
             self.close()
         self.lost += 1
+        self.starting = False
         self.note("the scheduler is killed")
 
     def _start_scheduler(self) -> None:
         self.cluster.start_scheduler()
+        self.starting = True
         self.note("the next scheduler is started")
+
+    def _start_perhaps(self) -> None:
+        """Start the next scheduler while a faulty server is stopped, or before it is killed; or not yet."""
+        if self.random.random() < 0.5:
+            self._start_scheduler()
+            time.sleep(self.random.choice((0.0, 3.0, 6.0)))
+
+    def _take_over(self) -> None:
+        if not self.starting:
+            self._start_scheduler()
+        self.attach()
 
     def _away(self) -> None:
         seconds = self.random.choice(AWAY_SECONDS)
@@ -187,7 +203,7 @@ class SchedulerChaos:
     def server_killed(self) -> None:
         """One server is killed; a worker for another one is started, at once or not before all else goes on."""
         victim = self.random.choice(self.cluster.alive())
-        self.cluster.kill(victim)
+        self.cluster.kill_server(victim)
         self.note(f"{victim} is killed")
         time.sleep(self.random.choice((0.0, 1.0)))
         self.cluster.start_servers(1)

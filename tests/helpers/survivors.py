@@ -46,15 +46,17 @@ class Survivors:
     def __init__(self, shell: Shell, nanny: str = "--no-nanny", servers: int = 2, trainers: int = 0):
         self.shell, self.nanny = shell, nanny
         self.address = shell.scheduler("--host", OWN_HOST, **GRACE)
-        self.servers: list[str] = []
+        self.servers: list[str] = []  # workers for servers that were not killed
         self.trainers: list[str] = []
+        self._started = 0
         self.start_servers(servers)
         self.start_trainers(trainers)
 
     def start_servers(self, count: int) -> None:
         """More workers for servers, with or without a scheduler, which they wait for."""
         for _ in range(count):
-            self.servers.append(f"server-{len(self.servers)}")
+            self.servers.append(f"server-{self._started}")
+            self._started += 1
             self.shell.server(self.servers[-1], self.nanny, **GRACE)
 
     def start_trainers(self, count: int) -> None:
@@ -81,6 +83,19 @@ class Survivors:
         """SIGKILL, also to a process that is stopped."""
         self.process(name).kill()
         self.process(name).wait(PATIENCE)
+
+    def kill_server(self, name: str) -> None:
+        self.servers.remove(name)
+        self.kill(name)
+
+    def replace_ended(self) -> list[str]:
+        """Start a worker for each one that has ended with its scheduler, as those do that have no server; the names."""
+        ended = [name for name in self.servers if self.process(name).poll() is not None]
+        for name in ended:
+            assert self.process(name).returncode == 0, f"{name} has failed: {self.shell.log(name)[-2000:]}"
+            self.servers.remove(name)
+        self.start_servers(len(ended))
+        return ended
 
     def kill_scheduler(self) -> None:
         self.kill(SCHEDULER)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 
 import dask
@@ -283,3 +284,23 @@ def test_a_server_that_stood_still_is_taken_up_later_than_the_others(tmp_path):
                     assert (pusher.pull("two", KEYS) == 3).all()
                     assert len(cluster.alive()) == 3
             client.close()
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_controller_whose_port_was_taken_says_so_and_new_clients_find_it(tmp_path):
+    with Shell(tmp_path) as shell:
+        cluster = Survivors(shell, servers=1)
+        with cluster.client() as dask_client:
+            ps = dps.ParameterServer(dask_client, servers=1)
+            ps.table("one", dtype="int64")
+            ps.client().push("one", KEYS, 1)
+            address = ps.ticket.controller
+        cluster.kill_scheduler()
+        with socket.create_server(address):
+            cluster.start_scheduler()
+            with cluster.client() as other:
+                again = dps.ParameterServer.attach(other)
+                assert again.ticket.controller != address
+                assert (again.client().pull("one", KEYS) == 1).all()
+                assert f"and not at port {address[1]} as before" in shell.log("scheduler")
