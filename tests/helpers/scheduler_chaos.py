@@ -183,22 +183,29 @@ class SchedulerChaos:
 
     @contextlib.contextmanager
     def faulty_server(self) -> Iterator[None]:
-        """A server is killed or stopped before the block, or behind it, or it is not."""
-        kind = self.random.choice(("none", "kill", "kill", "stop")) if self.faulty_servers else "none"
-        before = self.random.random() < 0.5
-        if kind == "kill" and before:
+        """A server is killed before the block, or behind it; it is stopped; one is killed and another one stopped.
+
+        One that is stopped besides goes on behind the block, because two of three servers are needed for a takeover.
+        """
+        kinds = ("none", "killed_before", "killed_behind", "stopped", "both") if self.faulty_servers else ("none",)
+        kind = self.random.choice(kinds)
+        if kind in ("killed_before", "both"):
             self.server_killed()
             time.sleep(self.random.choice((0.0, 0.0, 0.5)))
-        if kind == "stop":
-            victim = self.random.choice(self.cluster.alive())
+        if kind in ("stopped", "both"):
+            victim = self.random.choice(self.serving())
             self.note(f"{victim} is stopped")
             with self.cluster.stopped(victim):
                 yield
             self.note(f"{victim} goes on")
         else:
             yield
-        if kind == "kill" and not before:
+        if kind == "killed_behind":
             self.server_killed()
+
+    def serving(self) -> list[str]:
+        """The first workers that were not killed: a younger one may have no server yet."""
+        return self.cluster.alive()[: SERVERS - 1]
 
     def server_killed(self) -> None:
         """One server is killed; a worker for another one is started, at once or not before all else goes on."""
