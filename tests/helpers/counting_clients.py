@@ -48,6 +48,7 @@ class Report:
 
     pushes: int = 0
     longest: float = 0.0  # seconds of one round: pushes to all tables, and what they read back
+    began: float = 0.0  # when that round began, by the machine's monotonic clock
     error: str = ""
 
 
@@ -76,7 +77,8 @@ def count(
                 report.pushes += 1
                 if report.pushes == 1:
                     began_to_push()
-                report.longest = max(report.longest, time.monotonic() - began)
+                if time.monotonic() - began > report.longest:
+                    report.longest, report.began = time.monotonic() - began, began
     except BaseException as error:
         report.error = f"client {number}, push {report.pushes}: {error!r}"
     return report

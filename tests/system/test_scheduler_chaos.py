@@ -106,7 +106,9 @@ def test_schedulers_are_killed_and_stopped(tmp_path, faulty_servers, seconds):
             with CountingClients(chaos.ps.ticket, CLIENTS, list(tables)) as clients:
                 chaos.run(seconds, clients.failed)
                 reports = clients.end(2 * PATIENCE)
-            print(f"{chaos.count} faults, {chaos.lost} schedulers killed, {reports}")
+            print(f"{chaos.count} faults, {chaos.lost} schedulers killed")
+            for report in reports:
+                print(f"{report}: its longest round began at {report.began - chaos.began:.2f}")
             assert not [report.error for report in reports if report.error]
             for table in tables:
                 rows = assert_table(chaos.ps.client(), table, [report.pushes for report in reports])

@@ -132,6 +132,7 @@ class ClientSession:
         self._insisting = config.seconds("connect")
         self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
         self._setbacks = 0  # recoveries since a call last went through
+        self._question: Request | None = None  # for the route, which the controller has not answered yet
 
     def __del__(self) -> None:
         if hasattr(self, "_setbacks"):  # its constructor has come to its end
@@ -478,15 +479,30 @@ class ClientSession:
         if self.now() - asked[0] < DOUBT_SECONDS:
             return
         asked[0] = self.now()
-        gone = self._controller_channel is None or self._controller_channel.closed  # then the server may answer before
-        answer = self._ask_once() if gone else self.ask_controller(RouteRequest(self.own.id).header())
+        answer = self._ask_once()  # the server may answer before a controller that is gone, or stands still
         if answer is not None and was_replaced(server, self.epoch, self._by_id, decode(Route, answer.body)):
             raise MovedError(f"server {server} was replaced while it kept its caller waiting")
 
     def _ask_once(self) -> Request | None:
-        """The answer to the question for the route, if the controller is there and answers soon."""
+        """The answer to the question for the route, if the controller is there and answers soon.
+
+        A question without an answer stays open, because a scheduler that stands still answers it when it goes on. The
+        next call takes that answer, and waits for none. Its connection is kept: the scheduler would greet no new one.
+        """
         with contextlib.suppress(AccessDeniedError, ControllerGoneError, RequestTimeoutError), self.lock:
-            return self.controller().ask(RouteRequest(self.own.id).header(), b"").result(self.now() + DOUBT_SECONDS)
+            question, until, pause = self._question, self.now(), BACK_OFF_SECONDS[0]
+            if question is None or question.channel.closed:
+                question = self._question = self.controller().ask(RouteRequest(self.own.id).header())
+                until += DOUBT_SECONDS
+            question.channel.poll()
+            while not question.done and self.now() < until:
+                self.sleep(pause)
+                pause = min(2 * pause, BACK_OFF_SECONDS[1])
+                question.channel.poll()
+            if question.done:
+                self._question = None
+                answer = question.result(until)
+                return answer if decode(Route, answer.body).epoch >= self.epoch else None
         return None
 
     def ask_controller(self, header: Header, body: bytes = b"") -> Request:
