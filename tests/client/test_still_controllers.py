@@ -12,7 +12,7 @@ from noticing import assert_noticed
 from servers import SECRET, Servers, held, wait_until
 
 from dps.engine.client.client import Client, Ticket
-from dps.engine.client.session import ClientSession
+from dps.engine.client.route_changes import RouteQuestion
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Endpoint
@@ -112,4 +112,4 @@ def test_a_late_answer_is_heard():
     ids=["it waits for the controller", "it asks again and again", "it does not look", "it does not hear"],
 )
 def test_a_client_that_asks_wrongly_is_noticed(old, new, check):
-    assert_noticed(ClientSession, "_ask_once", old, new, check)
+    assert_noticed(RouteQuestion, "ask", old, new, check)
