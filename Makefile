@@ -261,7 +261,7 @@ SECONDS ?= 600
 SEED ?= $(shell date +%s)
 .PHONY: chaos-processes
 chaos-processes: $(READY)  ## real processes killed and stopped at random, each test for SECONDS=... with SEED=...
-	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) $(PYTEST) tests/system/test_chaos.py tests/system/test_rows_amid_chaos.py -s -m slow $(ARGS)
+	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) $(PYTEST) tests/system/test_chaos.py tests/system/test_rows_amid_chaos.py tests/system/test_scheduler_chaos.py -s -m slow $(ARGS)
 
 # A million by default; a failure names its seed.
 FRAMES ?= 1000000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -107,6 +108,15 @@ class Machines:
     def kill_scheduler(self) -> None:
         self._scheduler.kill()
         self._scheduler.wait()
+
+    @contextlib.contextmanager
+    def scheduler_stopped(self) -> Iterator[None]:
+        """Within the block the scheduler stands still (SIGSTOP)."""
+        self._scheduler.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._scheduler.send_signal(signal.SIGCONT)
 
     def start_worker(self, name: str, namespace: Namespace | None = None) -> None:
         host, inside = (self.host, []) if namespace is None else (namespace.theirs, namespace.command())

@@ -50,7 +50,7 @@ class Shell:
 
     def start(self, name: str, *args: object, **env: str) -> subprocess.Popen:
         """`dask ARGS`, in the background."""
-        with open(self.folder / f"{name}.log", "wb") as log:
+        with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [DASK, *map(str, args)], cwd=self.folder, env=os.environ | VARIABLES | env, stdout=log, stderr=log
             )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 
 import dask
@@ -14,15 +15,14 @@ import pytest
 from distributed import Client, Scheduler, Worker
 from servers import PATIENCE, wait_until
 from shell import Shell
+from survivors import Survivors
 
 import dps
 from dps import config
-from dps.engine.daskapi.workers import workers_of
 from dps.engine.server import hold
 from dps.engine.server.hold import HoldPlugin
 
 QUIET = {"dashboard_address": ":0", "host": "127.0.0.1"}
-GRACE = {"DASK_DPS__SCHEDULER__GRACE": "10 m"}
 KEYS = np.arange(1000)
 
 
@@ -194,28 +194,6 @@ def held(client: Client) -> list[tuple[str, int, list]]:
     return sorted(client.run(held_by).values())
 
 
-class Survivors:
-    """A cluster of processes whose scheduler is killed and started again."""
-
-    def __init__(self, shell: Shell, nanny: str, servers: int = 2):
-        self.shell = shell
-        self.address = shell.scheduler(**GRACE)
-        self.workers = [shell.server(f"server-{n}", nanny, **GRACE) for n in range(servers)]
-
-    def client(self) -> Client:
-        client = Client(self.address, timeout=PATIENCE, set_as_default=False)
-        wait_until(lambda: workers_of(client))  # not `wait_for_workers`, which does not count the workers of servers
-        return client
-
-    def kill_scheduler(self) -> None:
-        self.shell.processes["scheduler"].kill()
-        self.shell.processes["scheduler"].wait()
-
-    def start_scheduler(self) -> None:
-        port = self.address.rpartition(":")[2]
-        self.shell.start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", **GRACE)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("nanny", ["--no-nanny", pytest.param("--nanny", marks=pytest.mark.thorough)])
 def test_servers_outlive_two_schedulers_and_answer_meanwhile(tmp_path, nanny):
@@ -257,7 +235,7 @@ def test_servers_outlive_two_schedulers_and_answer_meanwhile(tmp_path, nanny):
                     again.table(f"made-{pushes}", copies=2)
                     again.client().push(f"made-{pushes}", KEYS, 1.0)
                     again.drop_table(f"made-{pushes}")
-            assert all(worker.poll() is None for worker in cluster.workers)
+            assert cluster.alive() == ["server-0", "server-1"]
             client.close()
             if nanny == "--nanny":  # it restarts its worker again, as before
                 os.kill(before[0][1], signal.SIGKILL)
@@ -273,9 +251,7 @@ def test_servers_end_with_a_scheduler_that_ends_on_purpose(tmp_path, nanny):
         with cluster.client() as dask_client:
             ps = dps.ParameterServer(dask_client, servers=2)
             ps.table("one", dtype="int64")
-            shell.processes["scheduler"].terminate()
-            for worker in cluster.workers:
-                assert worker.wait(PATIENCE) == 0
+            cluster.end()
             assert "has lost its scheduler" not in shell.log("server-0")
 
 
@@ -290,8 +266,7 @@ def test_a_server_that_stood_still_is_taken_up_later_than_the_others(tmp_path):
             ps.table("two", dtype="int64", copies=2)
             client = ps.client()
             client.push("two", KEYS, 1)
-            cluster.workers[1].send_signal(signal.SIGSTOP)
-            try:
+            with cluster.stopped("server-1"):
                 cluster.kill_scheduler()
                 for name in ("server-0", "server-2"):
                     wait_until(lambda name=name: "has lost its scheduler" in shell.log(name))
@@ -301,13 +276,31 @@ def test_a_server_that_stood_still_is_taken_up_later_than_the_others(tmp_path):
                     pusher = again.client()
                     pusher.push("two", KEYS, 1)
                     assert (pusher.pull("two", KEYS) == 2).all()
-                    cluster.workers[1].send_signal(signal.SIGCONT)
+                    cluster.wake("server-1")
                     wait_until(lambda: "has joined the scheduler" in shell.log("server-1"))
                     wait_until(lambda: len(held(other)) == 3)
                     wait_until(lambda: all(sum(rows.values()) for _, _, ((*_, rows),) in held(other)))
                     pusher.push("two", KEYS, 1)
                     assert (pusher.pull("two", KEYS) == 3).all()
-                    assert all(worker.poll() is None for worker in cluster.workers)
-            finally:
-                cluster.workers[1].send_signal(signal.SIGCONT)
+                    assert len(cluster.alive()) == 3
             client.close()
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_controller_whose_port_was_taken_says_so_and_new_clients_find_it(tmp_path):
+    with Shell(tmp_path) as shell:
+        cluster = Survivors(shell, servers=1)
+        with cluster.client() as dask_client:
+            ps = dps.ParameterServer(dask_client, servers=1)
+            ps.table("one", dtype="int64")
+            ps.client().push("one", KEYS, 1)
+            address = ps.ticket.controller
+        cluster.kill_scheduler()
+        with socket.create_server(address):
+            cluster.start_scheduler()
+            with cluster.client() as other:
+                again = dps.ParameterServer.attach(other)
+                assert again.ticket.controller != address
+                assert (again.client().pull("one", KEYS) == 1).all()
+                assert f"and not at port {address[1]} as before" in shell.log("scheduler")

@@ -8,14 +8,12 @@ import time
 
 import numpy as np
 import pytest
-from distributed import Client
 from servers import PATIENCE, wait_until
 from shell import Shell
+from survivors import Survivors
 
 import dps
-from dps.engine.daskapi.workers import workers_of
 
-GRACE = {"DASK_DPS__SCHEDULER__GRACE": "10 m"}
 KEYS, BATCHES = 100, 400
 
 
@@ -38,33 +36,6 @@ def expected_counts(batches):
     return sum((np.arange(KEYS) >= batch % 50).astype(np.int64) for batch in range(batches))
 
 
-class Interrupted:
-    """A cluster of processes whose scheduler is killed and started again: two servers, two trainers."""
-
-    def __init__(self, shell: Shell, nanny: str = "--no-nanny"):
-        self.shell, self.address = shell, shell.scheduler(**GRACE)
-        for n in range(2):
-            shell.server(f"server-{n}", nanny, **GRACE)
-        self.start_trainers(0)
-
-    def start_trainers(self, first: int) -> None:
-        for n in range(first, first + 2):
-            self.shell.worker(f"trainer-{n}", **GRACE)
-
-    def client(self, workers: int = 2) -> Client:
-        client = Client(self.address, timeout=PATIENCE, set_as_default=False)
-        wait_until(lambda: len(workers_of(client)) >= workers)
-        return client
-
-    def kill_scheduler(self) -> None:
-        self.shell.processes["scheduler"].kill()
-        self.shell.processes["scheduler"].wait()
-
-    def start_scheduler(self) -> None:
-        port = self.address.rpartition(":")[2]
-        self.shell.start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", **GRACE)
-
-
 def reaches(ps: dps.ParameterServer) -> bool:
     """Whether a handle reaches its controller: an old one does when Dask's client has connected again."""
     try:
@@ -82,7 +53,7 @@ def data():
 @pytest.mark.parametrize("staleness", [1, math.inf])
 def test_a_run_goes_on_after_its_scheduler_was_killed(tmp_path, staleness):
     with Shell(tmp_path) as shell:
-        cluster = Interrupted(shell)
+        cluster = Survivors(shell, trainers=2)
         with cluster.client(4) as first:
             ps = dps.ParameterServer(first, servers=2)
             ps.table("counts", rows=KEYS, dtype="int64", copies=2)

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dps.engine.client.requests import TableRoute
-from dps.engine.wire.channel import Request
-from dps.engine.wire.messages import Route
+from dps.engine.wire.channel import Channel, Request
+from dps.engine.wire.frames import Header
+from dps.engine.wire.messages import Route, decode
 from dps.errors import LeaseError
 
-__all__ = ["refused_by_leases", "was_replaced"]
+__all__ = ["DOUBT_SECONDS", "RouteQuestion", "refused_by_leases", "was_replaced"]
+
+# Time that a server may keep a caller waiting before the controller is asked; and that the controller has to answer.
+DOUBT_SECONDS = 0.5
+PAUSE_SECONDS = (0.002, 0.05)  # between two looks for the answer: the first pause, the longest
+
+
+class RouteQuestion:
+    """The question for the route by a client that can go on without an answer.
+
+    A question without an answer stays open, because a scheduler that stands still answers it when it goes on. The next
+    call takes that answer, and waits for none. Its connection is kept: the scheduler would greet no new one.
+    """
+
+    def __init__(self, now: Callable[[], float], sleep: Callable[[float], object]):
+        self._now, self._sleep = now, sleep
+        self._open: Request | None = None  # the question that has no answer yet
+
+    def ask(self, controller: Callable[[], Channel], header: Header, epoch: int) -> Request | None:
+        """The answer, unless it does not come soon, or is older than the route of that epoch.
+
+        `controller` returns the connection. Its errors, and those of `Request.result`, are raised.
+        """
+        question, until, pause = self._open, self._now(), PAUSE_SECONDS[0]
+        if question is None or question.channel.closed:
+            question = self._open = controller().ask(header)
+            until += DOUBT_SECONDS
+        question.channel.poll()
+        while not question.done and self._now() < until:
+            self._sleep(pause)
+            pause = min(2 * pause, PAUSE_SECONDS[1])
+            question.channel.poll()
+        if not question.done:
+            return None
+        self._open = None
+        answer = question.result(until)
+        return answer if decode(Route, answer.body).epoch >= epoch else None
 
 
 def was_replaced(server: int, epoch: int, routes: Mapping[int, TableRoute], known: Route) -> bool:

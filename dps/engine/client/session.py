@@ -30,7 +30,7 @@ from dps import config
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
-from dps.engine.client.route_changes import refused_by_leases, was_replaced
+from dps.engine.client.route_changes import DOUBT_SECONDS, RouteQuestion, refused_by_leases, was_replaced
 from dps.engine.client.ticket import SentCall, Ticket
 from dps.engine.core.blocks import limit_kept
 from dps.engine.core.requests.call import LAST_NUMBER, Call
@@ -63,7 +63,6 @@ T = TypeVar("T")
 RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
 BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
-DOUBT_SECONDS = 0.5  # that a server may keep a caller waiting before the session asks the controller about it
 LEASE_TRIES = (
     12  # requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route
 )
@@ -132,6 +131,7 @@ class ClientSession:
         self._insisting = config.seconds("connect")
         self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
         self._setbacks = 0  # recoveries since a call last went through
+        self._question = RouteQuestion(self.now, self.sleep)
 
     def __del__(self) -> None:
         if hasattr(self, "_setbacks"):  # its constructor has come to its end
@@ -478,15 +478,14 @@ class ClientSession:
         if self.now() - asked[0] < DOUBT_SECONDS:
             return
         asked[0] = self.now()
-        gone = self._controller_channel is None or self._controller_channel.closed  # then the server may answer before
-        answer = self._ask_once() if gone else self.ask_controller(RouteRequest(self.own.id).header())
+        answer = self._ask_once()  # the server may answer before a controller that is gone, or stands still
         if answer is not None and was_replaced(server, self.epoch, self._by_id, decode(Route, answer.body)):
             raise MovedError(f"server {server} was replaced while it kept its caller waiting")
 
     def _ask_once(self) -> Request | None:
         """The answer to the question for the route, if the controller is there and answers soon."""
         with contextlib.suppress(AccessDeniedError, ControllerGoneError, RequestTimeoutError), self.lock:
-            return self.controller().ask(RouteRequest(self.own.id).header(), b"").result(self.now() + DOUBT_SECONDS)
+            return self._question.ask(self.controller, RouteRequest(self.own.id).header(), self.epoch)
         return None
 
     def ask_controller(self, header: Header, body: bytes = b"") -> Request:

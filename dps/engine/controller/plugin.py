@@ -261,7 +261,15 @@ class Sessions(Mapping[str, Session]):
 
     def _make_again(self, record: SessionRecord, secrets: tuple[str, str], ballot: Ballot) -> Session:
         """A session for the parameter server of another controller, to which its servers can connect."""
-        endpoint = self._listen(record.controller[1])
+        port = record.controller[1]
+        endpoint = self._listen(port)
+        if endpoint.port != port:
+            logger.warning(
+                "parameter server %r: its controller listens at port %d and not at port %d as before, because another "
+                "process has that port, or another parameter server was there first; clients and trainers of before "
+                "end with ControllerGoneError when they need it: make new ones by dps.ParameterServer.attach",
+                *(record.name, endpoint.port, port),
+            )
         session = self._make(record.name, record.copies, endpoint, of_servers=secrets, ballot=ballot)
         endpoint.call(self._admit, session)
         return session
