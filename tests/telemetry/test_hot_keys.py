@@ -202,7 +202,7 @@ def test_a_hot_key_shows_up_in_the_status(processes: bool) -> None:
         ps.table("words", dim=2, shards=8)
         ps.table("rows", rows=1_000, shards=4)
         ps.table("idle")
-        until = time.monotonic() + 100
+        until, share = time.monotonic() + 100, 13 / 32
 
         def seen() -> Any:
             """A third of the accesses to words go to key -17, and half of those to rows to the first ten."""
@@ -217,15 +217,17 @@ def test_a_hot_key_shows_up_in_the_status(processes: bool) -> None:
                 user.pull("rows", rng.choice(np.arange(10, 1_000), 10, replace=False))
             tables = ps.status().tables
             settled = tables["words"].hot_keys and len(tables["rows"].hot_keys) >= 10
-            return tables if settled and tables["words"].hot_keys[0].share > 0.3 else None
+            return tables if settled and are_near(tables) else None
+
+        def are_near(tables: Any) -> bool:
+            """What is reported comes from samples, so it is near the shares once there are enough of these."""
+            shares = tables["words"].hot_keys[0].share, tables["rows"].hot_shares[1].share
+            return shares == pytest.approx((share, 0.4), abs=0.1)
 
         tables = wait_until(seen)
         words, rows, idle = tables["words"], tables["rows"], tables["idle"]
         assert words.hot_keys[0].key == -17
-        share = 13 / 32
-        assert words.hot_keys[0].share == pytest.approx(share, abs=0.1)
         assert words.hot_keys[0].rate == pytest.approx(share * words.keys_rate, rel=0.4)
         assert words.hot_shares[0].share == words.hot_keys[0].share
         assert set(range(10)) == {hot.key for hot in rows.hot_keys[:10]}
-        assert rows.hot_shares[1].share == pytest.approx(0.4, abs=0.1)
         assert (idle.hot_keys, idle.hot_shares) == ([], [])

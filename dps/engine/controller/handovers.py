@@ -1,8 +1,8 @@
 """Handovers: primaries that are asked to hand their shard over, so that it moves or its chain gets another order.
 
 Everything here happens in the thread of the controller's endpoint, as `failover.py` does, to whose placements it
-belongs. A primary steps down in an epoch, and says so (`SteppedDown`) when its successor has every op. One that could
-not do so in time goes on serving, and is left alone for a while.
+belongs. A primary steps down in an epoch, and says so (`SteppedDown`) when its successor has every op. A primary that
+could not do so in time goes on serving, and is left alone for a while.
 """
 
 from __future__ import annotations
