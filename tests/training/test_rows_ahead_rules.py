@@ -248,7 +248,7 @@ WRONG = {
                           what_was_known_counts),
     "its own clock for that of others": (RowsAhead, "_send", "SentPull(wanted, standing.others_clock,",
                                          "SentPull(wanted, clock + step,", what_was_known_counts),
-    "what was sent serves": (RowsAhead, "_rows", " and may_serve(pull.others_clock, clock, self._standing.staleness)",
+    "what was sent serves": (RowsAhead, "_rows", " and may_serve(pull.others_clock, clock, self._bound(pull.wanted))",
                              "", the_staleness_of_now_counts),
     "asked twice": (RowsAhead, "_wanted", "if batch.wanted is None:", "if True:", its_user_is_asked_once),
     "one table shows its pushes": (RowsAhead, "_aggregates", "return any(", "return all(",

@@ -455,7 +455,7 @@ class Client(Verbs):
             session.meter.begin(session.now())
             for each, named in table.items() if several else ((table, keys),):
                 name, named, column = place_of(each, named)
-                route = session.ready(name)
+                route = session.readable(name)
                 terms, place = session.terms(route), outs.get(each) if several else out
                 check_no_out(column, place)
                 if born:
@@ -490,7 +490,7 @@ class Client(Verbs):
             changes = []
             for each, (named, given) in table.items() if several else ((table, (keys, values)),):
                 name, named, column = place_of(each, named)
-                route = session.ready(name)
+                route = session.readable(name) if answered else session.ready(name)
                 if column is not None:
                     named, given = in_column(route, named, given, column, rule)
                 changes.append((route, each, named, given, column))

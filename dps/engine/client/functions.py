@@ -207,8 +207,7 @@ class FunctionCaller:
         if function.changes:  # because a push that waits for another client's function would keep COMMIT from arriving
             session.wait()
         encoded = self._encoded(function, arguments, self._known)
-        session.steady()
-        route = session.route(table)
+        route = session.readable(table)
         function.check(route.spec)
         named = cut(route.spec, keys)
         origin = session.acting

@@ -163,6 +163,7 @@ class Scans:
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
+            session.readable(table)
         waiting = collections.deque(Asked(n, BEGIN, None) for n in (scan.shards if shard is None else [shard]))
         if shard is not None and shards:
             waiting = parts_of(waiting, dataclasses.replace(scan.spec, shards=shards), scan.spec)
@@ -188,7 +189,7 @@ class Scans:
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
-            session.steady()
+            session.readable(table)
             sent = self._send(scan, scan.shards if shard is None else [shard])
         return Pending((sent,), lambda: [keys for keys, _ in sent.found if len(keys)])
 

@@ -24,7 +24,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from dps import config
 from dps.engine.client.environment import Environment, ProcessEnvironment
@@ -70,6 +70,16 @@ LEASE_TRIES = (
 MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
 
 
+class ReadGate(Protocol):
+    """What holds the reads of a trainer back: see `training/read_gate.py`."""
+
+    def is_open(self, spec: TableSpec) -> bool:
+        """Whether the table may be read at once."""
+
+    def wait(self, table: str) -> None:
+        """Return when the table may be read."""
+
+
 def proceed() -> None:
     """Let the caller go on: the check of a client that is in no run."""
 
@@ -88,6 +98,8 @@ class ClientSession:
 
     Attributes
     ----------
+    gate : ReadGate, optional
+        Holds a trainer's reads back of tables that have a staleness of their own; None: no read waits.
     acting : Origin
         The origin in whose name it makes ops at present.
     settled : dict of str to TableRoute
@@ -116,6 +128,7 @@ class ClientSession:
         self.epoch = 0  # of the route
         self.remedy = ""  # for lost data, in the controller's words
         self.closed = False
+        self.gate: ReadGate | None = None
         self.hangs_up = False  # whether closing ends the connection to the controller even where a pool would keep it
         self._closing = Once(f"closing a client of {ticket.session!r}")
         self._controller_channel: Channel | None = None
@@ -204,6 +217,14 @@ class ClientSession:
         """The route of a table to which a call may be sent now: nothing older is left behind."""
         self.steady()
         return self.route(table)
+
+    def readable(self, table: str) -> TableRoute:
+        """As `ready`, for a table that is to be read; first a trainer waits for the others, if the table asks it to."""
+        route = self.ready(table)
+        if route.spec.staleness is None or self.gate is None:
+            return route
+        self.gate.wait(table)
+        return self.ready(table)
 
     def terms(self, route: TableRoute) -> TableTerms:
         if route.terms is None:

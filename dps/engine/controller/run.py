@@ -29,7 +29,7 @@ MAX_REPORTING_TRAINERS = 4096
 
 
 class ParkedRequest(NamedTuple):
-    """A request that is answered later: a tick or a collective that waits for other trainers."""
+    """A request that is answered later: a tick, a read or a collective that waits for other trainers."""
 
     connection: RoleConnection
     header: Header
@@ -48,13 +48,14 @@ class TrainerRecord:
     """One trainer of a run that has joined at least once. Its clock, its incarnation and whether it counts are facts of
     the run's `Clock`; when it was lost and what it waits for are in the indices of the run."""
 
-    __slots__ = ("attempt", "connection", "joins", "left", "number", "planned", "seconds", "where")
+    __slots__ = ("attempt", "connection", "joins", "left", "number", "planned", "renewals", "seconds", "where")
 
     def __init__(self, number: int):
         self.number = number
         self.connection: RoleConnection | None = None  # by which it has joined last; None: it is lost, or has left
         self.attempt = -1  # counts its incarnations, from 0
         self.joins = 0  # how often this attempt had joined before
+        self.renewals = 0  # of the tables' staleness that it was told of, see `Runs.renew_tables`
         self.where = ""  # its host and process, as it says
         self.planned = 0  # the clock that it will reach; 0: unknown
         self.seconds: dict[str, float] | None = None  # once it has left
@@ -89,7 +90,7 @@ class Run:
         self.meetings = Meetings(trainers, answer)
         self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN
         self.connected = self.left_count = 0  # trainers with a connection, and those that have left
-        self.ticking: dict[int, ParkedRequest] = {}  # ticks that wait, by trainer
+        self.ticking: dict[int, ParkedRequest] = {}  # ticks that wait, and reads that do, by trainer
         self.meeting: dict[int, ParkedRequest] = {}  # collectives that wait, by trainer
         self.lost: dict[int, float] = {}  # trainer -> when its connection broke, until it joins again
         self.rejoin: tuple[float, str] | None = None  # seconds for a lost trainer to be back, and the setting's name

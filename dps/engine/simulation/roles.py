@@ -261,7 +261,7 @@ class SimController:
         """Listen, and start so many servers."""
         runs = self.runs
         self.endpoint.handlers.update(self.membership.handlers)
-        self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick})
+        self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick, frames.AWAIT: runs.await_lowest})
         self.endpoint.handlers.update(
             {frames.COLLECT: runs.collect, frames.LEAVE: runs.leave, frames.LEASE: runs.lease}
         )
@@ -451,6 +451,11 @@ class SimController:
         made = self.executor.run(told.merge(table, shards))
         self.committed()
         return TableSpec.from_dict(made)
+
+    def set_table_staleness(self, name: str, staleness: float) -> None:
+        self.executor.run(self.tables.set_staleness(name, staleness))
+        self.runs.decide(self.runs.renew_tables)
+        self.committed()
 
     def drop_table(self, name: str) -> None:
         """Drop a table: clients see it no more, then the servers forget it."""
