@@ -27,13 +27,13 @@ class Client:
 
     def __init__(self, summed: tuple[str, ...]):
         self.own = SimpleNamespace(clock=0, number=0)
-        self.session = SimpleNamespace(own=self.own)
+        self.session = SimpleNamespace(own=self.own, gate=None)
         self.changes: Counter[tuple[str, int]] = Counter()
         self.asked: list[tuple[int, bool, dict[str, list[int]]]] = []
         self._summed = summed
 
-    def table(self, name: str) -> Any:
-        return SimpleNamespace(spec=SimpleNamespace(aggregate="sum" if name in self._summed else None))
+    def spec_of(self, name: str) -> Any:
+        return SimpleNamespace(aggregate="sum" if name in self._summed else None)
 
     def push(self, table: str, keys: list[int]) -> None:
         self.own.number += 1
