@@ -14,10 +14,11 @@ from noticing import assert_noticed
 from servers import wait_until
 
 import dps
+from dps.engine.client import reads
 from dps.engine.client.client import Client
 from dps.engine.client.functions import FunctionCaller
 from dps.engine.client.plain import PlainCalls, PlainTable
-from dps.engine.client.session import ClientSession
+from dps.engine.client.reads import readable
 from dps.engine.client.ticket import Ticket
 from dps.engine.controller.runs import Runs
 from dps.engine.state.ops import TableSpec
@@ -75,7 +76,7 @@ class Cast:
     def read(self, number: int = 0) -> None:
         session = self.trainers[number].client.session
         with session.lock:
-            assert session.readable("w").spec is self.spec
+            assert readable(session, "w").spec is self.spec
 
     def reading(self, number: int = 0) -> Reading:
         """A read in a thread; it waits when this returns."""
@@ -356,7 +357,7 @@ def check_reads(staleness: float, own: int, processes: bool) -> None:
         assert ps.status().events[-1][1] == f"table 'tight': staleness {own + 1}, before {own}"
         assert ps.status().tables["tight"].staleness == own + 1
         check_counts(ps.run(training(ps, 3), np.zeros(2), staleness=staleness)[0], CLOCKS, min(staleness, own + 1))
-        ps.set_staleness(math.inf, table=ps["tight"])
+        ps.set_staleness(math.inf, table="tight")
         assert ps.status().tables["tight"].staleness is None
 
 
@@ -382,9 +383,9 @@ WAYS = {
     "several tables": (PlainCalls, "pull_several", "table is None or (table.gate is not None and table.is_closed())",
                        "table is None"),
     "answers": (PlainCalls, "_terms", "answered and table.is_closed()", "False"),
-    "the general way": (ClientSession, "readable", "self.gate.wait(table)", "pass"),
-    "general answers": (Client, "_push", "session.readable(name) if answered", "session.ready(name) if answered"),
-    "functions": (FunctionCaller, "_begin", "session.readable(table)", "session.ready(table)"),
+    "the general way": (reads, "readable", "session.gate.wait(table)", "pass"),
+    "general answers": (Client, "_push", "readable(session, name) if answered", "session.ready(name) if answered"),
+    "functions": (FunctionCaller, "_begin", "readable(session, table)", "session.ready(table)"),
 }  # fmt: skip
 
 

@@ -24,11 +24,12 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from dps import config
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
+from dps.engine.client.reads import TableGate
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
 from dps.engine.client.route_changes import refused_by_leases, was_replaced
 from dps.engine.client.ticket import SentCall, Ticket
@@ -70,16 +71,6 @@ LEASE_TRIES = (
 MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
 
 
-class ReadGate(Protocol):
-    """What holds the reads of a trainer back: see `training/read_gate.py`."""
-
-    def is_open(self, spec: TableSpec) -> bool:
-        """Whether the table may be read at once."""
-
-    def wait(self, table: str) -> None:
-        """Return when the table may be read."""
-
-
 def proceed() -> None:
     """Let the caller go on: the check of a client that is in no run."""
 
@@ -98,7 +89,7 @@ class ClientSession:
 
     Attributes
     ----------
-    gate : ReadGate, optional
+    gate : TableGate, optional
         Holds a trainer's reads back of tables that have a staleness of their own; None: no read waits.
     acting : Origin
         The origin in whose name it makes ops at present.
@@ -128,7 +119,7 @@ class ClientSession:
         self.epoch = 0  # of the route
         self.remedy = ""  # for lost data, in the controller's words
         self.closed = False
-        self.gate: ReadGate | None = None
+        self.gate: TableGate | None = None
         self.hangs_up = False  # whether closing ends the connection to the controller even where a pool would keep it
         self._closing = Once(f"closing a client of {ticket.session!r}")
         self._controller_channel: Channel | None = None
@@ -217,14 +208,6 @@ class ClientSession:
         """The route of a table to which a call may be sent now: nothing older is left behind."""
         self.steady()
         return self.route(table)
-
-    def readable(self, table: str) -> TableRoute:
-        """As `ready`, for a table that is to be read; first a trainer waits for the others, if the table asks it to."""
-        route = self.ready(table)
-        if route.spec.staleness is None or self.gate is None:
-            return route
-        self.gate.wait(table)
-        return self.ready(table)
 
     def terms(self, route: TableRoute) -> TableTerms:
         if route.terms is None:

@@ -103,6 +103,11 @@ class JournaledMembership:
         self.endpoint.later(grace, self._give_up_missing)
         self.publish()
 
+    def redefine_table(self, spec: Description) -> None:
+        """Make a change of a table's definition known that leaves its rows, its number and its shards as they are."""
+        self.specs = {**self.specs, spec["name"]: spec}
+        self.publish()
+
     def _give_up_missing(self) -> None:
         """Servers of another controller that have not come back are lost."""
         for server in self.servers.values():

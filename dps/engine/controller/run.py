@@ -20,7 +20,7 @@ from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, SavedRun
 from dps.engine.wire.protocols import RoleConnection
 from dps.errors import DPSError, InputError
 
-__all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord"]
+__all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord", "park"]
 
 logger = logging.getLogger(__name__)
 
@@ -293,3 +293,16 @@ class Run:
         """Keep no more reports, because an error there must not harm the run."""
         logger.exception("run %d goes on, and its trainers are not diagnosed any more", self.number)
         self.telemetry = None
+
+
+def park(waiting: dict[int, ParkedRequest], trainer: int, request: ParkedRequest) -> None:
+    """Park a request until it can be answered. A trainer has one such request: an earlier one is refused now, because
+    otherwise it would never be answered."""
+    earlier, waiting[trainer] = waiting.get(trainer), request
+    if earlier is not None and earlier.header.request != request.header.request:
+        earlier.fail(
+            InputError(
+                f"trainer {trainer} asked again (clock {request.header.clock}) before its request of clock "
+                f"{earlier.header.clock} was answered: only the later one counts"
+            )
+        )

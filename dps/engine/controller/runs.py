@@ -55,7 +55,7 @@ import msgspec
 
 from dps import config
 from dps.engine.controller.collectives import MAX_COLLECTED_BYTES
-from dps.engine.controller.run import ParkedRequest, Run, TrainerParty
+from dps.engine.controller.run import ParkedRequest, Run, TrainerParty, park
 from dps.engine.controller.run_records import missing_for_too_long, surplus
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.clock import checked_staleness
@@ -378,7 +378,7 @@ class Runs:
         if body:
             run.reported(trainer, lambda: TrainerReport.decode(body), clock, now)
         released = run.clock.tick(trainer, clock, now)  # refuses one that may not tick
-        _park(run.ticking, trainer, ParkedRequest(connection, header, now))
+        park(run.ticking, trainer, ParkedRequest(connection, header, now))
         run.ticked(trainer)
         self.release(run, released)
 
@@ -386,7 +386,7 @@ class Runs:
         run, trainer = self._party(connection)
         now = self.now()
         released = run.clock.await_lowest(trainer, Await.of(header).lowest, now)
-        _park(run.ticking, trainer, ParkedRequest(connection, header, now))
+        park(run.ticking, trainer, ParkedRequest(connection, header, now))
         self.release(run, released)
 
     def lease(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -414,7 +414,7 @@ class Runs:
             _answer_meeting(ParkedRequest(connection, header, now), met)
             return
         met = run.meetings.arrive(call, trainer, place, bytes(body[call_bytes:]))
-        _park(run.meeting, trainer, ParkedRequest(connection, header, now))
+        park(run.meeting, trainer, ParkedRequest(connection, header, now))
         # A trainer that waits here pushes nothing before the others are here, so it does not hold back their ticks.
         self.release(run, run.clock.leave(trainer, now))
         self._end_meeting(run, met)
@@ -575,19 +575,6 @@ class Runs:
 
 def take_effect(effect: Callable[[], object]) -> None:
     effect()
-
-
-def _park(waiting: dict[int, ParkedRequest], trainer: int, request: ParkedRequest) -> None:
-    """Park a request until it can be answered. A trainer has one such request: an earlier one is refused now, because
-    otherwise it would never be answered."""
-    earlier, waiting[trainer] = waiting.get(trainer), request
-    if earlier is not None and earlier.header.request != request.header.request:
-        earlier.fail(
-            InputError(
-                f"trainer {trainer} asked again (clock {request.header.clock}) before its request of clock "
-                f"{earlier.header.clock} was answered: only the later one counts"
-            )
-        )
 
 
 def _replaced(run: Run, trainer: int) -> StoppedError:

@@ -452,11 +452,6 @@ class SimController:
         self.committed()
         return TableSpec.from_dict(made)
 
-    def set_table_staleness(self, name: str, staleness: float) -> None:
-        self.executor.run(self.tables.set_staleness(name, staleness))
-        self.runs.decide(self.runs.renew_tables)
-        self.committed()
-
     def drop_table(self, name: str) -> None:
         """Drop a table: clients see it no more, then the servers forget it."""
         self.executor.run(self.tables.drop(name))

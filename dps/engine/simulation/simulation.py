@@ -186,10 +186,6 @@ class Simulation:
         spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards, staleness=staleness)
         return self._controller.create_table(spec, exist_ok)
 
-    def set_staleness(self, bound: float, table: str) -> None:
-        """Change how stale reads of a table may be; see :meth:`dps.ParameterServer.set_staleness`."""
-        self._controller.set_table_staleness(table, bound)
-
     def split(self, table: str, shards: int | None = None) -> TableSpec:
         """Cut a table into more shards; see :meth:`dps.ParameterServer.split`."""
         return self._controller.split(table, shards)
