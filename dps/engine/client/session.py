@@ -65,9 +65,8 @@ RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
 BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
 DOUBT_SECONDS = 0.5  # that a server may keep a caller waiting before the session asks the controller about it
-LEASE_TRIES = (
-    12  # requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route
-)
+# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route.
+LEASE_TRIES = 12
 MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
 
 
@@ -113,8 +112,7 @@ class ClientSession:
         self.polling = Polling(config.polling())  # of calls that go the plain way
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
         self.patience = config.seconds("request")
-        self.chunk = config.nbytes("chunk")  # of a request
-        self.frame_limit = config.nbytes("frame")
+        self.chunk, self.frame_limit = config.nbytes("chunk"), config.nbytes("frame")  # of a request, of a frame
         limit_kept(config.nbytes("results"))
         self.epoch = 0  # of the route
         self.remedy = ""  # for lost data, in the controller's words

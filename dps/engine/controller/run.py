@@ -11,16 +11,17 @@ from typing import NamedTuple
 from dps.engine.controller.collectives import answer
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.clock import Clock
-from dps.engine.coordination.meetings import Meetings
+from dps.engine.coordination.meetings import Meeting, Meetings
 from dps.engine.telemetry.reports import TrainerReport
 from dps.engine.telemetry.run_telemetry import RunTelemetry
 from dps.engine.telemetry.snapshot import TrainerPhase
+from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, SavedRun
 from dps.engine.wire.protocols import RoleConnection
 from dps.errors import DPSError, InputError
 
-__all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord", "park"]
+__all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord", "answer_meeting", "park"]
 
 logger = logging.getLogger(__name__)
 
@@ -306,3 +307,10 @@ def park(waiting: dict[int, ParkedRequest], trainer: int, request: ParkedRequest
                 f"{earlier.header.clock} was answered: only the later one counts"
             )
         )
+
+
+def answer_meeting(waiting: ParkedRequest, meeting: Meeting) -> None:
+    if isinstance(meeting.answer, DPSError):
+        waiting.fail(meeting.answer)
+    else:
+        waiting.connection.reply(Header(frames.OK, request=waiting.header.request), meeting.answer)

@@ -55,7 +55,7 @@ import msgspec
 
 from dps import config
 from dps.engine.controller.collectives import MAX_COLLECTED_BYTES
-from dps.engine.controller.run import ParkedRequest, Run, TrainerParty, park
+from dps.engine.controller.run import ParkedRequest, Run, TrainerParty, answer_meeting, park
 from dps.engine.controller.run_records import missing_for_too_long, surplus
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.clock import checked_staleness
@@ -411,7 +411,7 @@ class Runs:
         place, now = (clock, number), self.now()
         met = run.meetings.recall(call, trainer, place)
         if met is not None:  # a repeat: the other trainers have gone on since
-            _answer_meeting(ParkedRequest(connection, header, now), met)
+            answer_meeting(ParkedRequest(connection, header, now), met)
             return
         met = run.meetings.arrive(call, trainer, place, bytes(body[call_bytes:]))
         park(run.meeting, trainer, ParkedRequest(connection, header, now))
@@ -569,7 +569,7 @@ class Runs:
         for trainer in meeting.places:
             run.count_again(trainer, now)
         for waiting in run.meeting.values():
-            _answer_meeting(waiting, meeting)
+            answer_meeting(waiting, meeting)
         run.meeting.clear()
 
 
@@ -582,10 +582,3 @@ def _replaced(run: Run, trainer: int) -> StoppedError:
         f"trainer {trainer} of run {run.number} has joined again (its task was run again, or its connection broke): "
         f"requests over this connection count no more"
     )
-
-
-def _answer_meeting(waiting: ParkedRequest, meeting: Meeting) -> None:
-    if isinstance(meeting.answer, DPSError):
-        waiting.fail(meeting.answer)
-    else:
-        waiting.connection.reply(Header(frames.OK, request=waiting.header.request), meeting.answer)
