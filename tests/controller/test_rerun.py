@@ -418,7 +418,7 @@ def test_a_request_that_comes_while_an_earlier_one_waits_takes_its_place():
         (Runs, "collect", "park(run.meeting, trainer, ", "run.meeting.setdefault(trainer, "),
         (real_runs, "park", "earlier.fail(", "("),
         (real_runs, "park", "earlier is not None and earlier.header.request != request.header.request", "False"),
-        (Clock, "tick", "self._waiting.pop(trainer, None)", "pass"),
+        (Clock, "tick", "self._end_wait(trainer)", "pass"),
         (Clock, "_settle", "and clock == self._clocks[trainer]", ""),
         (Clock, "tick", "self._uncount(self._clocks[trainer])", "pass"),
     ],
