@@ -320,7 +320,7 @@ def training(ps: dps.ParameterServer, clocks: int):
 
     def train(trainer, partitions):
         me, seen, keys = trainer.number, [], np.arange(trainer.trainers)
-        nothing = np.zeros(len(keys))
+        nothing = np.zeros(len(keys), np.float32)
         ways = {
             "pull": lambda: trainer.pull("tight", keys),
             "handle": lambda: trainer.table("tight").pull(keys),
@@ -335,7 +335,7 @@ def training(ps: dps.ParameterServer, clocks: int):
             "slice": lambda: trainer.pull("tight", slice(None)),
         }
         for clock in range(clocks):
-            time.sleep(0.02 * (me == 1))
+            time.sleep(0.1 * (me == 1))
             way = list(ways)[clock % len(ways)]  # another one is the first of each clock, which waits
             chosen = [way, *ways] if me == 0 else []
             seen += [(each, clock, np.asarray(ways[each]()).ravel().tolist()) for each in chosen]
