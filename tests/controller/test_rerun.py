@@ -414,11 +414,11 @@ def test_a_request_that_comes_while_an_earlier_one_waits_takes_its_place():
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
     [
-        (Runs, "tick", "_park(run.ticking, trainer, ", "run.ticking.setdefault(trainer, "),
-        (Runs, "collect", "_park(run.meeting, trainer, ", "run.meeting.setdefault(trainer, "),
-        (real_runs, "_park", "earlier.fail(", "("),
-        (real_runs, "_park", "earlier is not None and earlier.header.request != request.header.request", "False"),
-        (Clock, "tick", "self._waiting.pop(trainer, None)", "pass"),
+        (Runs, "tick", "park(run.ticking, trainer, ", "run.ticking.setdefault(trainer, "),
+        (Runs, "collect", "park(run.meeting, trainer, ", "run.meeting.setdefault(trainer, "),
+        (real_runs, "park", "earlier.fail(", "("),
+        (real_runs, "park", "earlier is not None and earlier.header.request != request.header.request", "False"),
+        (Clock, "tick", "self._end_wait(trainer)", "pass"),
         (Clock, "_settle", "and clock == self._clocks[trainer]", ""),
         (Clock, "tick", "self._uncount(self._clocks[trainer])", "pass"),
     ],

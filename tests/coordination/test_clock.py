@@ -32,8 +32,8 @@ class Machine(RuleBasedStateMachine):
 
     Clock = Clock
 
-    @initialize(trainers=st.integers(1, 5), staleness=st.sampled_from([0, 1, 2, 3, math.inf]))
-    def begin(self, trainers, staleness):
+    @initialize(trainers=st.integers(1, 5), staleness=st.sampled_from([0, 1, 2, 3, math.inf]), joined=st.booleans())
+    def begin(self, trainers, staleness, joined):
         self.now = 0.0
         self.clock = self.Clock(staleness, trainers)
         self.staleness = staleness
@@ -41,7 +41,11 @@ class Machine(RuleBasedStateMachine):
         self.state = ["expected"] * trainers
         self.incarnation = [0] * trainers
         self.since = {}  # the trainers that wait, and since when
+        self.awaited = {}  # of these, those that wait before a read, and the clock that they await
         self.lowest = 0
+        for n in range(trainers if joined else 0):
+            self.incarnation[n], self.state[n] = 1, "joined"
+            assert self.clock.join(n, 1, self.now) == 0
 
     # -- the oracle
 
@@ -50,6 +54,8 @@ class Machine(RuleBasedStateMachine):
 
     def may_go_on(self, trainer):
         clocks = [self.clocks[n] for n in self.those("expected", "joined", "lost")]
+        if trainer in self.awaited:
+            return min(clocks) >= self.awaited[trainer]
         return self.clocks[trainer] - min(clocks) <= self.staleness
 
     def agree(self, released, asked=None):
@@ -59,7 +65,18 @@ class Machine(RuleBasedStateMachine):
             self.since.setdefault(asked, self.now - 1)
         assert sorted(released) == sorted(n for n in self.since if self.may_go_on(n))
         for n in released:
-            del self.since[n]
+            self.waits_no_more(n)
+
+    def ask(self, trainer, awaited):
+        """It asks before a read. The same question again is the same wait."""
+        if self.awaited.get(trainer) != awaited:
+            self.waits_no_more(trainer)
+        self.awaited[trainer] = awaited
+        self.agree(self.clock.await_lowest(trainer, awaited, self.now), asked=trainer)
+
+    def waits_no_more(self, trainer):
+        self.since.pop(trainer, None)
+        self.awaited.pop(trainer, None)
 
     # -- what may happen
 
@@ -82,7 +99,7 @@ class Machine(RuleBasedStateMachine):
         n = self.those("joined")[pick % len(self.those("joined"))]
         old = self.incarnation[n]
         self.incarnation[n] += 1
-        self.since.pop(n, None)
+        self.waits_no_more(n)
         assert self.clock.join(n, self.incarnation[n], self.now) == self.clocks[n]
         with pytest.raises(StoppedError, match="replaced"):
             self.clock.check(n, old)
@@ -102,14 +119,34 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=ALWAYS, back=st.integers(0, 3))
     def tick_again(self, pick, back):
         n = self.those("joined")[pick % len(self.those("joined"))]
+        if n in self.awaited:
+            self.waits_no_more(n)
         self.agree(self.clock.tick(n, max(0, self.clocks[n] - back), self.now), asked=n)
+
+    @precondition(lambda self: self.those("joined"))
+    @rule(pick=ALWAYS, backs=st.lists(st.sampled_from([0, 0, 1, 2]), min_size=1, max_size=3), together=st.booleans())
+    def is_about_to_read(self, pick, backs, together):
+        """Tables with these stalenesses, one after the other, by one trainer or by all of them."""
+        joined = self.those("joined")
+        for n in joined if together else [joined[pick % len(joined)]]:
+            for back in backs:
+                self.ask(n, self.clocks[n] - back)
+        with pytest.raises(InputError, match=f"is at clock {self.clocks[n]} and awaits clock {self.clocks[n] + 1}"):
+            self.clock.await_lowest(n, self.clocks[n] + 1, self.now)  # which would wait for the trainer itself
+
+    @precondition(lambda self: self.since)
+    @rule()
+    def the_staleness_of_a_table_changes(self):
+        assert self.clock.recall_reads() == sorted(self.awaited)
+        for n in list(self.awaited):
+            self.waits_no_more(n)
 
     @rule(pick=ALWAYS, steps=st.integers(-1, 3))
     def is_known_to_be_further(self, pick, steps):
         """Its ops say so, or it does when it joins again; it asks again if it was waiting."""
         n = pick % len(self.clocks)
         if steps > 0:
-            self.since.pop(n, None)
+            self.waits_no_more(n)
         self.clocks[n] += max(0, steps)
         self.agree(self.clock.advance(n, self.clocks[n] + min(0, steps)))
 
@@ -122,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         if self.state[n] == "left":
             self.lowest = min(self.lowest, self.clocks[n])
         self.state[n], self.incarnation[n] = "expected", 0
-        self.since.pop(n, None)
+        self.waits_no_more(n)
         self.clock.expect(n)
 
     @precondition(lambda self: self.since)
@@ -130,7 +167,7 @@ class Machine(RuleBasedStateMachine):
     def tick_on_while_it_waits(self, pick, steps):
         """Only the higher clock counts, and the wait begins anew."""
         n = sorted(self.since)[pick % len(self.since)]
-        del self.since[n]
+        self.waits_no_more(n)
         self.clocks[n] += steps
         self.agree(self.clock.tick(n, self.clocks[n], self.now), asked=n)
 
@@ -140,7 +177,7 @@ class Machine(RuleBasedStateMachine):
         candidates = self.those("joined", "lost")
         n = candidates[pick % len(candidates)]
         self.state[n] = "left"
-        self.since.pop(n, None)
+        self.waits_no_more(n)
         self.agree(self.clock.leave(n, self.now))
         if twice:
             self.agree(self.clock.leave(n, self.now))
@@ -150,7 +187,7 @@ class Machine(RuleBasedStateMachine):
     def lost(self, pick):
         n = self.those("joined")[pick % len(self.those("joined"))]
         self.state[n] = "lost"
-        self.since.pop(n, None)
+        self.waits_no_more(n)
         self.clock.lost(n, self.now)
 
     @rule(staleness=st.sampled_from([0, 1, 2, 3, math.inf]))
@@ -164,6 +201,8 @@ class Machine(RuleBasedStateMachine):
         candidates = self.those("expected", "lost", "left")
         with pytest.raises(InputError, match="join"):
             self.clock.tick(candidates[pick % len(candidates)], 99, self.now)
+        with pytest.raises(InputError, match="join"):
+            self.clock.await_lowest(candidates[pick % len(candidates)], 0, self.now)
 
     # -- what must always hold
 
@@ -175,7 +214,7 @@ class Machine(RuleBasedStateMachine):
         assert not [n for n in self.since if self.may_go_on(n)], "waits, and need not"
         counted = self.those("expected", "joined", "lost")
         slowest = [n for n in counted if self.clocks[n] == min(self.clocks[m] for m in counted)]
-        assert not set(slowest) & self.since.keys()
+        assert not set(slowest) & self.since.keys(), "the slowest waits: a deadlock"
 
     @invariant()
     def clocks_and_minimum(self):
@@ -320,7 +359,7 @@ class DoesNotFence(Clock):
 
 
 class ForgetsTheHigherTick(Clock):
-    tick = mutant(Clock.tick, "self._waiting.pop(trainer, None)", "pass")
+    tick = mutant(Clock.tick, "self._end_wait(trainer)", "pass")
 
 
 class ReleasesAtTheLowerTick(Clock):
@@ -328,7 +367,7 @@ class ReleasesAtTheLowerTick(Clock):
 
 
 class WaitsOnWhenFurther(Clock):
-    advance = mutant(Clock.advance, "self._waiting.pop(trainer, None)", "pass")
+    advance = mutant(Clock.advance, "self._end_wait(trainer)", "pass")
 
 
 class GoesBack(Clock):
@@ -339,9 +378,64 @@ class ForgetsOneThatBeginsAnew(Clock):
     expect = mutant(Clock.expect, "self._count(self._clocks[trainer])", "pass")
 
 
+class ReadsByTheStalenessOfTheRun(Clock):
+    await_lowest = mutant(Clock.await_lowest, "(lowest, trainer)", "(self._clocks[trainer] - self.staleness, trainer)")
+
+
+class ReadsOneTooEarly(Clock):
+    _settle = mutant(Clock._settle, "self._reads[0][0] <= self.minimum", "self._reads[0][0] <= self.minimum + 1")
+
+
+class ReadsOneTooLate(Clock):
+    _settle = mutant(Clock._settle, "self._reads[0][0] <= self.minimum", "self._reads[0][0] < self.minimum")
+
+
+class ReadsAsItTicks(Clock):
+    _settle = mutant(Clock._settle, "and trainer not in self._awaited ", "")
+
+
+class ReleasesOneRead(Clock):
+    _settle = mutant(Clock._settle, "while self._reads and", "if self._reads and")
+
+
+class ReadsByAnEarlierQuestion(Clock):
+    _settle = mutant(Clock._settle, "self._awaited.get(trainer) == lowest", "trainer in self._awaited")
+
+
+class WaitsOnAfterItsRead(Clock):
+    tick = mutant(Clock.tick, " or trainer in self._awaited", "")
+
+
+class MayWaitForItself(Clock):
+    await_lowest = mutant(Clock.await_lowest, "lowest > self._clocks[trainer]", "False")
+
+
+class BeginsEachQuestionAnew(Clock):
+    await_lowest = mutant(Clock.await_lowest, "self._awaited.get(trainer) != lowest", "True")
+
+
+class TheWaitOfATickGoesOn(Clock):
+    await_lowest = mutant(Clock.await_lowest, "self._end_wait(trainer)", "if trainer in self._waiting: return []")
+
+
+class ReadsStayParked(Clock):
+    recall_reads = mutant(Clock.recall_reads, "sorted(self._awaited)", "[]")
+
+
+class RecallsTicks(Clock):
+    recall_reads = mutant(Clock.recall_reads, "sorted(self._awaited)", "sorted(self._waiting)")
+
+
+class LostOnesRead(Clock):
+    lost = mutant(Clock.lost, "self._end_wait(trainer)", "self._waiting.pop(trainer, None)")
+
+
 WRONG = [OneTooMany, OneTooFew, SlowestWaits, WakesOnlyOnEquality, CountsTicks, Paracel, ForgetsLeavers]
 WRONG += [LeavingReleasesNobody, CountsOnlyWhoJoined, LostDoNotCount, ReleasesOne, MovesBack, DoesNotFence]
 WRONG += [ForgetsTheHigherTick, ReleasesAtTheLowerTick, WaitsOnWhenFurther, GoesBack, ForgetsOneThatBeginsAnew]
+WRONG += [ReadsByTheStalenessOfTheRun, ReadsOneTooEarly, ReadsOneTooLate, ReleasesOneRead]
+WRONG += [ReadsByAnEarlierQuestion, WaitsOnAfterItsRead, MayWaitForItself, BeginsEachQuestionAnew]
+WRONG += [TheWaitOfATickGoesOn, ReadsStayParked, RecallsTicks, LostOnesRead]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -517,16 +611,51 @@ STORIES = {
         staleness 0 ->
         tick 0 3 ->
         """,
+    "a table of staleness 1 in a run without a bound": """
+        run staleness inf trainers 2
+        join 0 1
+        tick 0 3 -> 0
+        await 0 2 ->
+        tick 1 1 -> 1
+        tick 1 2 -> 0 1
+        await 0 2 -> 0
+        """,
+    "one that asks before a read waits no more at its tick": """
+        run staleness 1 trainers 2
+        join 0 1
+        tick 0 2 ->
+        await 0 2 ->
+        tick 1 1 -> 1
+        tick 1 2 -> 0 1
+        """,
+    "one in a meeting does not hold a read back": """
+        run staleness inf trainers 3
+        join 0 1 2
+        tick 0 2 -> 0
+        tick 1 2 -> 1
+        await 0 2 ->
+        leave 2 -> 0
+        """,
 }
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_stories(story):
+    tell(story, Clock)
+
+
+def test_a_read_that_goes_on_as_a_tick_is_caught():
+    story = STORIES["one that asks before a read waits no more at its tick"]
+    with pytest.raises(AssertionError, match="tick 1 1"):
+        tell(story, ReadsAsItTicks)
+
+
+def tell(story, kind):
     incarnation = 0
     for line in story.strip().splitlines():
         verb, *words = line.partition("->")[0].split()
         if verb == "run":
-            clock = Clock(float(words[1]), int(words[3]))
+            clock = kind(float(words[1]), int(words[3]))
             continue
         incarnation += 1
         numbers = [float(w) if w == "inf" else int(w) for w in words]
@@ -538,6 +667,8 @@ def test_stories(story):
             released = clock.tick(*numbers, 0.0)
         elif verb == "staleness":
             released = clock.set_staleness(*numbers)
+        elif verb == "await":
+            released = clock.await_lowest(*numbers, 0.0)
         else:
             released = getattr(clock, verb)(*numbers, 0.0) or []
         assert sorted(released) == [int(w) for w in line.partition("->")[2].split()], line
@@ -561,6 +692,11 @@ def test_explains_a_time_out():
         "trainer 2 is at clock 1, last heard of 610 s ago and lost its connection. "
         "See what these do (dashboard, logs of their workers); if they are merely slow, allow a larger staleness or a "
         "longer dps.timeouts.clock"
+    )
+    assert clock.await_lowest(1, 1, now=50.0) == []
+    assert clock.explain(1, 650.0).startswith(
+        "trainer 1 has waited 600 s at clock 1: it reads a table whose own staleness asks that all trainers have come "
+        "to clock 1, and the slowest is at 0. Slowest: trainer 3 never joined"
     )
     error = pickle.loads(pickle.dumps(ClockTimeoutError(clock.explain(0, 640.0))))
     assert isinstance(error, TimeoutError)

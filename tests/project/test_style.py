@@ -39,7 +39,7 @@ ENGINE = {
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops wire.structs",
-    "training": "client functions config core state wire telemetry daskapi dashboard.notebook",
+    "training": "client functions config core state wire telemetry daskapi dashboard.notebook coordination.clock",
     "driver": "config functions state wire telemetry daskapi checkpoints client server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "config telemetry dashboard",

@@ -35,11 +35,22 @@ class CountedRows:
     ahead : int
     barriers : float
         Share of the clocks at whose end the trainers meet.
+    bounds : dict
+        The staleness of each table that has one of its own.
     """
 
     def __init__(
-        self, seed: int, tables: list[str], trainers: int, clocks: int, staleness: float, ahead: int, barriers: float
+        self,
+        seed: int,
+        tables: list[str],
+        trainers: int,
+        clocks: int,
+        staleness: float,
+        ahead: int,
+        barriers: float,
+        bounds: dict[str, int],
     ):
+        self.bounds = bounds
         self.tables, self.trainers, self.clocks = tables, trainers, clocks
         self.staleness, self.ahead, self.seed = staleness, ahead, seed
         draw = random.Random(f"barriers {seed}")
@@ -80,19 +91,45 @@ class CountedRows:
             assert clock == trainer.clock
             wanted = self.wanted(trainer.number, clock)
             assert list(rows) == list(wanted)
-            least: list[float] = [max(met, clock - self.staleness)] * self.trainers
-            least[trainer.number] = clock
             for table, each in rows.items():
                 ids = wanted[table]
                 assert each.keys[each.codes].tolist() == ids.tolist()
                 values = each.values.reshape(len(each.keys), self.trainers)
-                expected = self.counted(table, least)[each.keys]
-                assert (values >= expected).all(), f"{table} {each.keys}: {values} at clock {clock}, not {expected}"
+                self.check(trainer, table, each.keys, values, met)
                 values[:] = -1  # the rows belong to the batch
+            self.read(trainer, met)
             self.change(trainer, clock)
             if clock in self.meetings:
                 trainer.barrier()
                 met = clock + 1
+
+    def check(self, trainer: Any, table: str, keys: np.ndarray, values: np.ndarray, met: int) -> None:
+        """Rows [m, trainers] contain all that was promised at the trainer's clock, and all that it has changed before
+        this clock; all trainers have met before clock `met`."""
+        clock = trainer.clock
+        bound = min(self.staleness, self.bounds.get(table, math.inf))
+        least: list[float] = [max(met, clock - bound)] * self.trainers
+        least[trainer.number] = clock
+        expected = self.counted(table, least)[keys]
+        assert (values >= expected).all(), f"{table} {keys}: {values} at clock {clock}, not {expected}"
+
+    def read(self, trainer: Any, met: int) -> None:
+        """Read all rows of a table that has a staleness of its own, in one way or another."""
+        draw = random.Random(f"read {self.seed} {trainer.number} {trainer.clock}")
+        for table in self.bounds:
+            keys, trainer_pulls = np.arange(KEYS), (trainer.pull, trainer.client.pull)
+            way = draw.choice(("pull", "client", "async", "several", "answer", None))
+            if way in ("pull", "client"):
+                rows = trainer_pulls[way == "client"](table, keys)
+            elif way == "async":
+                rows = trainer.pull_async(table, keys).result()
+            elif way == "several":
+                rows = trainer.client.pull(dict.fromkeys(self.tables, keys))[table]
+            elif way == "answer":
+                rows = trainer.push_pull(table, keys, np.zeros((KEYS, self.trainers)[: 1 + (self.trainers > 1)], int))
+            else:
+                continue
+            self.check(trainer, table, keys, rows.reshape(KEYS, self.trainers), met)
 
     def change(self, trainer: Any, clock: int) -> None:
         """Push what the trainer changes at this clock, in one way or another."""
@@ -120,11 +157,14 @@ def count_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None
     """Trainers with rows that were pulled ahead; each change counts once, and rows are as fresh as is promised."""
     draw = random.Random(f"ahead {schedule.seed}")
     tables = ["a", "b"][: draw.choice((1, 2))]
+    dial = random.Random(f"bounds {schedule.seed}")
+    bounds = {table: dial.choice((0, 0, 1, 2)) for table in tables if dial.random() < 0.4}
     for table in tables:
         rows, shards = draw.choice(((None, 1), (None, 4), (KEYS, 1), (KEYS, 3)))
-        sim.table(table, schedule.trainers, rows=rows, dtype="int64", shards=shards)
+        own = bounds.get(table)
+        sim.table(table, schedule.trainers, rows=rows, dtype="int64", shards=shards, staleness=own)
     options = schedule.clocks, schedule.staleness, draw.choice((0, 1, 1, 2, 3)), draw.choice((0.0, 0.0, 0.3))
-    program = CountedRows(schedule.seed, tables, schedule.trainers, *options)
+    program = CountedRows(schedule.seed, tables, schedule.trainers, *options, bounds)
     data = [list(range(schedule.clocks))] * schedule.trainers
     sim.run(program.train, data, staleness=schedule.staleness)
     sim.rest()

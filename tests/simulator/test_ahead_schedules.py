@@ -6,7 +6,10 @@ import pytest
 from ahead_schedules import check_ahead
 from verdicts import assert_caught, problems
 
+from dps.engine.client import reads
+from dps.engine.coordination.clock import Clock
 from dps.engine.training.participant import Participant
+from dps.engine.training.read_gate import ReadGate
 from dps.engine.training.rows_ahead import RowsAhead, SentPull, StaleRows
 from dps.engine.training.trainer import Trainer
 
@@ -19,7 +22,7 @@ def test_rows_are_as_fresh_as_is_promised(part):
     assert not problems(check_ahead, SCHEDULES, part, parts=4)
 
 
-RULE = "may_serve(pull.others_clock, clock, self._standing.staleness)"
+RULE = "may_serve(pull.others_clock, clock, self._bound(pull.wanted))"
 ALL = "may_serve(standing.others_clock, clock + step, standing.staleness)"
 WRONG = {
     "pulls are sent and used without the gate": [(RowsAhead, "_rows", RULE, "True"), (RowsAhead, "_send", ALL, "True")],
@@ -36,6 +39,11 @@ WRONG = {
     ],
     "merged rows are not noted": [(Trainer, "_merge", "self._ahead.change(table, keys)", "pass")],
     "pushes past the loop are not noticed": [(RowsAhead, "_notice_others", "self.forget()", "pass")],
+    "pulls ahead do not know the staleness of a table": [(RowsAhead, "_bound", ".gate is None", ".gate is not None")],
+    "reads wait as the run does": [(ReadGate, "is_open", ", spec.staleness)", ")")],
+    "reads wait for one clock less": [(ReadGate, "is_open", "clock, tightest", "clock - 1, tightest")],
+    "the general way does not wait": [(reads, "readable", "session.gate.wait(table)", "pass")],
+    "an answer that is not waited for": [(Clock, "_settle", "self._reads[0][0] <= self.minimum", "True")],
     "what was pulled before a meeting counts": [(Trainer, "_met", "self._forget_pulls()", "pass")],
 }
 

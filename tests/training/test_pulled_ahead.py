@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.engine.coordination.clock import Clock
-from dps.engine.training import rows_ahead
+from dps.engine.coordination import clock as rules
+from dps.engine.coordination.clock import Clock, may_serve
 from dps.engine.training.localize import localize
-from dps.engine.training.rows_ahead import StaleRows, checked_ahead, may_serve
+from dps.engine.training.rows_ahead import StaleRows, checked_ahead
 from dps.errors import InputError
 
 keys = st.lists(st.integers(-5, 9) | st.integers(-(2**63), 2**63 - 1), max_size=12)
@@ -70,8 +70,8 @@ def test_ahead_is_a_number_of_batches(ahead) -> None:
 
 
 VARIANTS = [
-    (rows_ahead, "may_serve", ">=", ">= -1 +"),
-    (rows_ahead, "may_serve", "- staleness", "- staleness - 1"),
+    (rules, "may_serve", ">=", ">= -1 +"),
+    (rules, "may_serve", "- staleness", "- staleness - 1"),
     (StaleRows, "change", "places if self._order is None else self._order[places]", "places"),
     (StaleRows, "change", " - 1)", ")"),
     (StaleRows, "take", ", np.zeros(len(self.mask), np.bool_)", ", self.mask"),

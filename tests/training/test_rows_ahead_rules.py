@@ -27,13 +27,13 @@ class Client:
 
     def __init__(self, summed: tuple[str, ...]):
         self.own = SimpleNamespace(clock=0, number=0)
-        self.session = SimpleNamespace(own=self.own)
+        self.session = SimpleNamespace(own=self.own, gate=None)
         self.changes: Counter[tuple[str, int]] = Counter()
         self.asked: list[tuple[int, bool, dict[str, list[int]]]] = []
         self._summed = summed
 
-    def table(self, name: str) -> Any:
-        return SimpleNamespace(spec=SimpleNamespace(aggregate="sum" if name in self._summed else None))
+    def spec_of(self, name: str) -> Any:
+        return SimpleNamespace(aggregate="sum" if name in self._summed else None)
 
     def push(self, table: str, keys: list[int]) -> None:
         self.own.number += 1
@@ -248,7 +248,7 @@ WRONG = {
                           what_was_known_counts),
     "its own clock for that of others": (RowsAhead, "_send", "SentPull(wanted, standing.others_clock,",
                                          "SentPull(wanted, clock + step,", what_was_known_counts),
-    "what was sent serves": (RowsAhead, "_rows", " and may_serve(pull.others_clock, clock, self._standing.staleness)",
+    "what was sent serves": (RowsAhead, "_rows", " and may_serve(pull.others_clock, clock, self._bound(pull.wanted))",
                              "", the_staleness_of_now_counts),
     "asked twice": (RowsAhead, "_wanted", "if batch.wanted is None:", "if True:", its_user_is_asked_once),
     "one table shows its pushes": (RowsAhead, "_aggregates", "return any(", "return all(",

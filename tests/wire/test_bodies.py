@@ -70,6 +70,7 @@ MESSAGES = [
     Joined(clock=5, staleness=None, trainers=3, origin=9, attempt=0, incarnation=1),
     Joined(clock=5, staleness=2.0, trainers=3, origin=9, attempt=0, incarnation=1, portions=12),
     Joined(clock=5, staleness=2.0, trainers=3, origin=9, attempt=2, incarnation=1, warm_start=3, grace=600.0),
+    Joined(clock=0, staleness=None, trainers=3, origin=9, attempt=0, incarnation=1, elastic=True),
     SPENT,
     Leave(SPENT),
     Leave(SPENT, "ValueError: x", {"clocks": 1}),

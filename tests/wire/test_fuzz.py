@@ -295,6 +295,7 @@ class Meetings:
             frames.LEAVE: self._to("leave"),
             frames.RESERVE: self._to("reserve"),
             frames.PEEK: self._to("peek"),
+            frames.AWAIT: self._to("await_lowest"),
         }
         self.endpoint = Endpoint("test", "127.0.0.1", handlers, self._gone)
         self.endpoint.secrets |= {NAME: SECRET, "other": "cd" * 32}
@@ -328,8 +329,10 @@ class Meetings:
 
     def valid(self, draw: random.Random) -> tuple[int, dict, bytes]:
         often = frames.JOIN, frames.TICK, frames.TICK, frames.COLLECT, frames.COLLECT
-        kind = draw.choice((*often, frames.LEAVE, frames.RESERVE, frames.PEEK))
+        kind = draw.choice((*often, frames.LEAVE, frames.RESERVE, frames.PEEK, frames.AWAIT))
         fields = {"clock": draw.getrandbits(2), "number": draw.getrandbits(2)}
+        if kind == frames.AWAIT:
+            return kind, {"clock": draw.getrandbits(2) - 1}, b""
         if kind == frames.TICK:
             return kind, {**fields, "count": draw.getrandbits(4)}, b""
         if kind == frames.JOIN:

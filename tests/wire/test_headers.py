@@ -15,6 +15,7 @@ from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header, encode_he
 from dps.engine.wire.headers import (
     NO_BOUND,
     AgeRows,
+    Await,
     CloseSums,
     Collect,
     DumpPiece,
@@ -44,6 +45,8 @@ RETIRED = {**REPLICATED, FLAGS: frames.CONTROL | frames.RULE_ADD, CLOCK: 0}
 AGED = {KIND: frames.REPLICATE, FLAGS: frames.CONTROL | frames.RULE_ASSIGN}
 SCANNED = {KIND: frames.SCAN, TABLE: 1, SHARDS: 1}
 WIRE = [  # an example of each view, and the numbers in the bytes that are not those of an empty header
+    (Await(5), {KIND: frames.AWAIT, CLOCK: 5}),
+    (TickAnswer(3, 2.0, 9, True), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: (9 << 32) + 3 - (1 << 63)}),
     (Tick(5, 9), {KIND: frames.TICK, CLOCK: 5, COUNT: 9}),
     (TickAnswer(3, 2.0), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: 3}),
     (TickAnswer(3, math.inf), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: 1 << 31}),
@@ -92,7 +95,9 @@ FIELDS = {
         short,
         st.one_of(st.none(), st.just(math.inf), st.integers(0, NO_BOUND - 2).map(float)),
         st.integers(0, 2**31 - 1),
+        st.booleans(),
     ),
+    Await: (long,),
     Collect: (long, word, word),
     RingPiece: (long, short, long, word),
     RouteRequest: (word,),

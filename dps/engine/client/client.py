@@ -28,6 +28,7 @@ from dps.engine.client.functions import FunctionCaller
 from dps.engine.client.inputs import as_key_range, as_keys, as_rows
 from dps.engine.client.origin import Origin
 from dps.engine.client.plain import DECLINED, PlainCalls
+from dps.engine.client.reads import readable
 from dps.engine.client.requests import (
     Prepared,
     TableRoute,
@@ -455,7 +456,7 @@ class Client(Verbs):
             session.meter.begin(session.now())
             for each, named in table.items() if several else ((table, keys),):
                 name, named, column = place_of(each, named)
-                route = session.ready(name)
+                route = readable(session, name)
                 terms, place = session.terms(route), outs.get(each) if several else out
                 check_no_out(column, place)
                 if born:
@@ -490,7 +491,7 @@ class Client(Verbs):
             changes = []
             for each, (named, given) in table.items() if several else ((table, (keys, values)),):
                 name, named, column = place_of(each, named)
-                route = session.ready(name)
+                route = readable(session, name) if answered else session.ready(name)
                 if column is not None:
                     named, given = in_column(route, named, given, column, rule)
                 changes.append((route, each, named, given, column))

@@ -27,6 +27,7 @@ import numpy as np
 
 from dps.engine.client.inputs import as_keys
 from dps.engine.client.origin import Origin
+from dps.engine.client.reads import readable
 from dps.engine.client.requests import TableRoute
 from dps.engine.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.engine.client.ticket import Pending, SentCall
@@ -207,8 +208,7 @@ class FunctionCaller:
         if function.changes:  # because a push that waits for another client's function would keep COMMIT from arriving
             session.wait()
         encoded = self._encoded(function, arguments, self._known)
-        session.steady()
-        route = session.route(table)
+        route = readable(session, table)
         function.check(route.spec)
         named = cut(route.spec, keys)
         origin = session.acting

@@ -47,6 +47,11 @@ class PlainTable:
     ):
         self.route, self.terms, self.wires = route, session.terms(route), Wires(channels)
         self.check = None if route.spec.aggregate is None else check_aggregate
+        self.gate = None if route.spec.staleness is None else session.gate
+
+    def is_closed(self) -> bool:
+        """Whether its caller has to wait for other trainers before it reads the table."""
+        return self.gate is not None and not self.gate.is_open(self.route.spec)
 
 
 def beside(table: PlainTable, keys: Keys, values: object) -> object:
@@ -75,7 +80,7 @@ class PlainCalls:
 
     def pull(self, name: str, keys: Keys, out: object) -> object:
         table = self._known(name)
-        if table is None:
+        if table is None or (table.gate is not None and table.is_closed()):
             return DECLINED
         made = self._make([table], [(table.wires, table.terms.pull, keys, None, out)])
         return made if made is DECLINED else made[0]
@@ -94,7 +99,7 @@ class PlainCalls:
         asked: list[Asked] = []
         for each, keys in wanted.items():
             table = self._known(name_of(each))
-            if table is None:
+            if table is None or (table.gate is not None and table.is_closed()):
                 return DECLINED
             tables.append(table)
             asked.append((table.wires, table.terms.pull, keys, None, outs.get(each)))
@@ -119,7 +124,9 @@ class PlainCalls:
         return dict(zip(changes, made, strict=True)) if answered else None
 
     def _terms(self, table: PlainTable, rule: int, answered: bool) -> Terms | None:
-        """The terms of a push, once it was checked; None where the table does not take it."""
+        """The terms of a push, once it was checked; None where the table does not take it, or its answer waits."""
+        if answered and table.is_closed():
+            return None
         if table.check is not None:
             table.check(table.route.spec)
         return table.terms.changes.get((rule, answered))

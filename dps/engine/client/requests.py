@@ -271,8 +271,9 @@ def lost_rows(spec: TableSpec, part: Part, remedy: str) -> DataLostError:
 
 
 def same_rows(one: TableSpec, other: TableSpec) -> bool:
-    """Whether two tables differ at most in their numbers, salts, copies and shards."""
-    same = dataclasses.replace(one, id=other.id, salt=other.salt, copies=other.copies, shards=other.shards)
+    """Whether two tables differ at most in their numbers, salts, copies, shards and staleness."""
+    kept = {name: getattr(other, name) for name in ("id", "salt", "copies", "shards", "staleness")}
+    same = dataclasses.replace(one, **kept)
     return same == other
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from dps.engine.client.byte_rows import bytes_of
 from dps.engine.client.inputs import KeyRange, row_shape
+from dps.engine.client.reads import readable
 from dps.engine.client.requests import MOST_BYTES, MOST_PULLED_KEYS
 from dps.engine.client.session import RETRIED, ClientSession
 from dps.engine.client.shard_requests import ReshardedError, answered, keyed_spec, sent_to_shard
@@ -163,6 +164,7 @@ class Scans:
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
+            readable(session, table)
         waiting = collections.deque(Asked(n, BEGIN, None) for n in (scan.shards if shard is None else [shard]))
         if shard is not None and shards:
             waiting = parts_of(waiting, dataclasses.replace(scan.spec, shards=shards), scan.spec)
@@ -188,7 +190,7 @@ class Scans:
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
-            session.steady()
+            readable(session, table)
             sent = self._send(scan, scan.shards if shard is None else [shard])
         return Pending((sent,), lambda: [keys for keys, _ in sent.found if len(keys)])
 

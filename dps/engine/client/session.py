@@ -29,6 +29,7 @@ from typing import TypeVar
 from dps import config
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
+from dps.engine.client.reads import TableGate
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
 from dps.engine.client.route_changes import DOUBT_SECONDS, RouteQuestion, refused_by_leases, was_replaced
 from dps.engine.client.ticket import SentCall, Ticket
@@ -63,9 +64,8 @@ T = TypeVar("T")
 RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
 BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
-LEASE_TRIES = (
-    12  # requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route
-)
+# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route.
+LEASE_TRIES = 12
 MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
 
 
@@ -87,6 +87,8 @@ class ClientSession:
 
     Attributes
     ----------
+    gate : TableGate, optional
+        Holds a trainer's reads back of tables that have a staleness of their own; None: no read waits.
     acting : Origin
         The origin in whose name it makes ops at present.
     settled : dict of str to TableRoute
@@ -109,12 +111,12 @@ class ClientSession:
         self.polling = Polling(config.polling())  # of calls that go the plain way
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
         self.patience = config.seconds("request")
-        self.chunk = config.nbytes("chunk")  # of a request
-        self.frame_limit = config.nbytes("frame")
+        self.chunk, self.frame_limit = config.nbytes("chunk"), config.nbytes("frame")  # of a request, of a frame
         limit_kept(config.nbytes("results"))
         self.epoch = 0  # of the route
         self.remedy = ""  # for lost data, in the controller's words
         self.closed = False
+        self.gate: TableGate | None = None
         self.hangs_up = False  # whether closing ends the connection to the controller even where a pool would keep it
         self._closing = Once(f"closing a client of {ticket.session!r}")
         self._controller_channel: Channel | None = None

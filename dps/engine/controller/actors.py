@@ -168,6 +168,9 @@ class ServerActors:
     async def add_table(self, fields: Description, exist_ok: bool, free: Iterable[str]) -> Description:
         return await self.executor.run(self.tables.add(fields, exist_ok, free))
 
+    async def set_table_staleness(self, name: str, staleness: float | None) -> None:
+        await self.executor.run(self.tables.set_staleness(name, staleness))
+
     async def drop_table(self, name: str) -> None:
         await self.executor.run(self.tables.drop(name))
 

@@ -248,6 +248,11 @@ class Membership:
             self.weights.pop(spec["name"], None)  # a restored table may have another number of shards
         self.publish()
 
+    def redefine_table(self, spec: Description) -> None:
+        """Make a change of a table's definition known that leaves its rows, its number and its shards as they are."""
+        self.specs = {**self.specs, spec["name"]: spec}
+        self.publish()
+
     def drop_table(self, name: str) -> Description | None:
         self.gathering.end(name)
         self.places = {table: places for table, places in self.places.items() if table != name}

@@ -60,6 +60,7 @@ T = TypeVar("T")
 
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
 RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease", frames.ORIGIN: "origin"}
+RUN_FRAMES |= {frames.AWAIT: "await_lowest"}
 MEMBERSHIP_FRAMES: tuple[int, ...] = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN)
 MEMBERSHIP_FRAMES += (frames.SUSPECT, frames.FAILED, frames.RECORDED)
 

@@ -11,16 +11,17 @@ from typing import NamedTuple
 from dps.engine.controller.collectives import answer
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.clock import Clock
-from dps.engine.coordination.meetings import Meetings
+from dps.engine.coordination.meetings import Meeting, Meetings
 from dps.engine.telemetry.reports import TrainerReport
 from dps.engine.telemetry.run_telemetry import RunTelemetry
 from dps.engine.telemetry.snapshot import TrainerPhase
+from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, SavedRun
 from dps.engine.wire.protocols import RoleConnection
 from dps.errors import DPSError, InputError
 
-__all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord"]
+__all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord", "answer_meeting", "park"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ MAX_REPORTING_TRAINERS = 4096
 
 
 class ParkedRequest(NamedTuple):
-    """A request that is answered later: a tick or a collective that waits for other trainers."""
+    """A request that is answered later: a tick, a read or a collective that waits for other trainers."""
 
     connection: RoleConnection
     header: Header
@@ -48,13 +49,14 @@ class TrainerRecord:
     """One trainer of a run that has joined at least once. Its clock, its incarnation and whether it counts are facts of
     the run's `Clock`; when it was lost and what it waits for are in the indices of the run."""
 
-    __slots__ = ("attempt", "connection", "joins", "left", "number", "planned", "seconds", "where")
+    __slots__ = ("attempt", "connection", "joins", "left", "number", "planned", "renewals", "seconds", "where")
 
     def __init__(self, number: int):
         self.number = number
         self.connection: RoleConnection | None = None  # by which it has joined last; None: it is lost, or has left
         self.attempt = -1  # counts its incarnations, from 0
         self.joins = 0  # how often this attempt had joined before
+        self.renewals = 0  # of the tables' staleness that it was told of, see `Runs.renew_tables`
         self.where = ""  # its host and process, as it says
         self.planned = 0  # the clock that it will reach; 0: unknown
         self.seconds: dict[str, float] | None = None  # once it has left
@@ -89,7 +91,7 @@ class Run:
         self.meetings = Meetings(trainers, answer)
         self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN
         self.connected = self.left_count = 0  # trainers with a connection, and those that have left
-        self.ticking: dict[int, ParkedRequest] = {}  # ticks that wait, by trainer
+        self.ticking: dict[int, ParkedRequest] = {}  # ticks that wait, and reads that do, by trainer
         self.meeting: dict[int, ParkedRequest] = {}  # collectives that wait, by trainer
         self.lost: dict[int, float] = {}  # trainer -> when its connection broke, until it joins again
         self.rejoin: tuple[float, str] | None = None  # seconds for a lost trainer to be back, and the setting's name
@@ -292,3 +294,23 @@ class Run:
         """Keep no more reports, because an error there must not harm the run."""
         logger.exception("run %d goes on, and its trainers are not diagnosed any more", self.number)
         self.telemetry = None
+
+
+def park(waiting: dict[int, ParkedRequest], trainer: int, request: ParkedRequest) -> None:
+    """Park a request until it can be answered. A trainer has one such request: an earlier one is refused now, because
+    otherwise it would never be answered."""
+    earlier, waiting[trainer] = waiting.get(trainer), request
+    if earlier is not None and earlier.header.request != request.header.request:
+        earlier.fail(
+            InputError(
+                f"trainer {trainer} asked again (clock {request.header.clock}) before its request of clock "
+                f"{earlier.header.clock} was answered: only the later one counts"
+            )
+        )
+
+
+def answer_meeting(waiting: ParkedRequest, meeting: Meeting) -> None:
+    if isinstance(meeting.answer, DPSError):
+        waiting.fail(meeting.answer)
+    else:
+        waiting.connection.reply(Header(frames.OK, request=waiting.header.request), meeting.answer)

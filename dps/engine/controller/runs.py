@@ -9,6 +9,8 @@ frame    from the trainer                      answer
 ======== ===================================== ========================================================
 JOIN     `Join`                                `Joined`
 TICK     `Tick`; in some a report              `TickAnswer`, when it may go on
+AWAIT    `Await`, before it reads a table      `TickAnswer`, when it may read, or when it is to look again
+         that has a staleness of its own       whether it has to wait
 COLLECT  `Collect`; JSON of the call (op,      the reduced array, raw; of allgather all parts
          dtype, shape, root), the array, raw
 LEAVE    `Leave`                               nothing, when it is noted
@@ -19,7 +21,8 @@ ORIGIN   `OriginRequest` (from a client in a   `OriginAnswer`: see `coordination
          Dask task)
 ======== ===================================== ========================================================
 
-`wire/messages.py` has the fields of these messages, `wire/headers.py` those of `Tick`, `TickAnswer` and `Collect`.
+`wire/messages.py` has the fields of these messages, `wire/headers.py` those of `Tick`, `Await`, `TickAnswer` and
+`Collect`.
 
 A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin` (or, in a run
 on Spark, the time for which Spark lets a barrier stage wait for slots), the run is stopped: every waiting trainer gets
@@ -32,8 +35,8 @@ zombie, or delayed on its way), and the end of such a connection, changes nothin
 Each distinct incarnation is one *attempt*, by which the servers know its ops. The *origin* is the trainer's number
 among all parties that make ops.
 
-A trainer has one parked request. If it sends another TICK or COLLECT over the same connection before the first is
-answered, the later one is parked (a tick for the higher clock), and the first is refused at once.
+A trainer has one parked request. If it sends another TICK, AWAIT or COLLECT over the same connection before the first
+is answered, the later one is parked (a tick for the higher clock), and the first is refused at once.
 
 An *elastic* run is one whose trainers come when a scheduler starts them, leave, and perhaps come again: no trainer
 waits for another, a lost one is not missed, and a failed one does not stop the run. It goes on until it is ended.
@@ -52,7 +55,7 @@ import msgspec
 
 from dps import config
 from dps.engine.controller.collectives import MAX_COLLECTED_BYTES
-from dps.engine.controller.run import ParkedRequest, Run, TrainerParty
+from dps.engine.controller.run import ParkedRequest, Run, TrainerParty, answer_meeting, park
 from dps.engine.controller.run_records import missing_for_too_long, surplus
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.clock import checked_staleness
@@ -62,7 +65,7 @@ from dps.engine.state.names import check_name, shown
 from dps.engine.telemetry.reports import TrainerReport
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.headers import Collect, Tick, TickAnswer
+from dps.engine.wire.headers import Await, Collect, Tick, TickAnswer
 from dps.engine.wire.messages import (
     Join,
     Joined,
@@ -156,6 +159,7 @@ class Runs:
         self.tasks = TaskOrigins(self.allot, at_work)
         self.note, self._task_of = note, task_of
         self._swept_at = now()
+        self._renewals = 0  # changes of the staleness of tables so far
 
     def begin_after(self, last: int) -> None:
         """The first run gets the number after this one, because other controllers have used those before."""
@@ -284,6 +288,16 @@ class Runs:
             self.note(text, stands=lambda: not run.over)
         self.release(run, released)
 
+    def renew_tables(self) -> None:
+        """The staleness of a table has changed, and clients that ask for the route are told of it.
+
+        Each trainer learns with the answer to its next tick that it has to ask. Those that wait before a read get that
+        answer now, because they may not have to wait any more.
+        """
+        self._renewals += 1
+        for run in self.runs.values():
+            self.release(run, run.clock.recall_reads())
+
     def set_rejoin(self, number: int, seconds: float, setting: str) -> None:
         """Give lost trainers of a run so long to be back, if that is longer than ``dps.timeouts.rejoin``."""
         run = self.known(number)
@@ -343,11 +357,12 @@ class Runs:
         run.join(trainer, connection, attempt, joins, shown(request.where, 200))
         if run.telemetry is not None and not again:
             run.telemetry.joined(trainer, self.now())
+        run.records[trainer].renewals = self._renewals  # because a trainer that joins asks for the route
         connection.party = TrainerParty(run, trainer)
         staleness = None if math.isinf(run.staleness) else run.staleness
         portions = 0 if run.work_leases is None else run.work_leases.origin
         known = Joined(clock, staleness, run.trainers, run.origin + trainer, attempt, incarnation, portions)
-        answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start, grace=self.grace)
+        answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start, grace=self.grace, elastic=run.elastic)
         reply = partial(connection.reply, Header(frames.OK, request=header.request), encode(answer))
         if attempt:  # a controller that takes over must know it, or it would give the number again
             self.decide(reply)
@@ -363,8 +378,15 @@ class Runs:
         if body:
             run.reported(trainer, lambda: TrainerReport.decode(body), clock, now)
         released = run.clock.tick(trainer, clock, now)  # refuses one that may not tick
-        _park(run.ticking, trainer, ParkedRequest(connection, header, now))
+        park(run.ticking, trainer, ParkedRequest(connection, header, now))
         run.ticked(trainer)
+        self.release(run, released)
+
+    def await_lowest(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection)
+        now = self.now()
+        released = run.clock.await_lowest(trainer, Await.of(header).lowest, now)
+        park(run.ticking, trainer, ParkedRequest(connection, header, now))
         self.release(run, released)
 
     def lease(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -389,10 +411,10 @@ class Runs:
         place, now = (clock, number), self.now()
         met = run.meetings.recall(call, trainer, place)
         if met is not None:  # a repeat: the other trainers have gone on since
-            _answer_meeting(ParkedRequest(connection, header, now), met)
+            answer_meeting(ParkedRequest(connection, header, now), met)
             return
         met = run.meetings.arrive(call, trainer, place, bytes(body[call_bytes:]))
-        _park(run.meeting, trainer, ParkedRequest(connection, header, now))
+        park(run.meeting, trainer, ParkedRequest(connection, header, now))
         # A trainer that waits here pushes nothing before the others are here, so it does not hold back their ticks.
         self.release(run, run.clock.leave(trainer, now))
         self._end_meeting(run, met)
@@ -525,12 +547,15 @@ class Runs:
         return run, trainer
 
     def release(self, run: Run, trainers: list[int]) -> None:
-        """Answer the ticks of these trainers, whose wait is over."""
+        """Answer the ticks of these trainers, whose wait is over, and their questions before reads."""
         answer = TickAnswer(run.trainers - run.left_count, run.staleness, run.clock.minimum)
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
             if waiting is not None:
-                waiting.connection.reply(answer.header(waiting.header.request))
+                record = run.records[trainer]
+                known, record.renewals = record.renewals, self._renewals
+                told = answer if known == self._renewals else answer._replace(renewed=True)
+                waiting.connection.reply(told.header(waiting.header.request))
 
     def _trainer_left(self, run: Run, trainer: int) -> None:
         self.release(run, run.clock.leave(trainer, self.now()))
@@ -544,7 +569,7 @@ class Runs:
         for trainer in meeting.places:
             run.count_again(trainer, now)
         for waiting in run.meeting.values():
-            _answer_meeting(waiting, meeting)
+            answer_meeting(waiting, meeting)
         run.meeting.clear()
 
 
@@ -552,28 +577,8 @@ def take_effect(effect: Callable[[], object]) -> None:
     effect()
 
 
-def _park(waiting: dict[int, ParkedRequest], trainer: int, request: ParkedRequest) -> None:
-    """Park a request until it can be answered. A trainer has one such request: an earlier one is refused now, because
-    otherwise it would never be answered."""
-    earlier, waiting[trainer] = waiting.get(trainer), request
-    if earlier is not None and earlier.header.request != request.header.request:
-        earlier.fail(
-            InputError(
-                f"trainer {trainer} asked again (clock {request.header.clock}) before its request of clock "
-                f"{earlier.header.clock} was answered: only the later one counts"
-            )
-        )
-
-
 def _replaced(run: Run, trainer: int) -> StoppedError:
     return StoppedError(
         f"trainer {trainer} of run {run.number} has joined again (its task was run again, or its connection broke): "
         f"requests over this connection count no more"
     )
-
-
-def _answer_meeting(waiting: ParkedRequest, meeting: Meeting) -> None:
-    if isinstance(meeting.answer, DPSError):
-        waiting.fail(meeting.answer)
-    else:
-        waiting.connection.reply(Header(frames.OK, request=waiting.header.request), meeting.answer)

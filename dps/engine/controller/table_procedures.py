@@ -135,6 +135,19 @@ class TableProcedures:
         """Drop a table: clients see it no more, then the servers forget it."""
         return holding([self._tables_change], self._drop(name))
 
+    def set_staleness(self, name: str, staleness: float | None) -> Procedure[None]:
+        """Set how stale trainers' reads of a table may be; None: as each run allows."""
+        return holding([self._tables_change], self._set_staleness(name, staleness))
+
+    def _set_staleness(self, name: str, staleness: float | None) -> Procedure[None]:
+        fields = {**self.known(name)}
+        before = fields.pop("staleness", None)
+        now = TableSpec.from_dict({**fields, "staleness": staleness}).staleness
+        if now != before:
+            yield InEndpoint(self.membership.redefine_table, (fields if now is None else {**fields, "staleness": now},))
+            bounds = ["that of the run" if each is None else each for each in (now, before)]
+            yield InEndpoint(self.membership.note, (f"table {name!r}: staleness {bounds[0]}, before {bounds[1]}",))
+
     def known(self, name: str) -> Description:
         """The fields of a table; UnknownTableError if there is none of that name."""
         if name not in self.membership.specs:

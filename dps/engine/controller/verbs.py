@@ -188,6 +188,12 @@ async def set_staleness(session: Session, *, staleness: float | str | None, run:
         await session.in_endpoint(session.monitor.set_staleness, bound, run)
 
 
+async def set_table_staleness(session: Session, *, table: str, staleness: float | None) -> None:
+    """Set how stale trainers' reads of a table may be; None: as their run allows."""
+    await session.actors.set_table_staleness(table, staleness)
+    await session.in_endpoint(session.runs.decide, session.runs.renew_tables)
+
+
 async def set_rejoin(session: Session, *, run: int, seconds: float, setting: str) -> None:
     """Give lost trainers of a run more time to be back; `setting` names where that time comes from, for errors."""
     await session.in_endpoint(session.runs.set_rejoin, run, float(seconds), setting)
@@ -221,6 +227,7 @@ async def settle(session: Session, *, keep: bool) -> None:
 # What is decided by these verbs is committed before the driver gets an answer.
 DECISIONS = {"scale", "adapt", "retire", "add_table", "split_table", "drop_table", "add_function", "restore"}
 DECISIONS |= {"merge_table", "rebalance", "schedule_checkpoints", "start_run", "set_staleness", "set_rejoin"}
+DECISIONS |= {"set_table_staleness"}
 DECISIONS |= {"resume_run", "stop_run", "end_run"}
 
 SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
@@ -243,6 +250,7 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "resume_run": resume_run,
     "progress": progress,
     "set_staleness": set_staleness,
+    "set_table_staleness": set_table_staleness,
     "set_rejoin": set_rejoin,
     "stop_run": stop_run,
     "end_run": end_run,

@@ -29,16 +29,35 @@ lost         yes    its connection broke; it may come back, and its pushes of th
 left         no     it is done. Should it join again, it counts again, at the clock it had
 ============ ====== ==================================================================================
 
-The minimum therefore never falls, except when a trainer that had left joins again. The controller ends the run when it
+Reads of single tables
+----------------------
+A table may have a staleness t of its own. It tightens the promise for that table:
+
+    A read of it by a trainer at clock c sees every push that any trainer made before its clock c - min(s, t).
+
+A trainer that knows of a clock o >= c - min(s, t) that all others have reached may read, and asks nothing
+(:func:`may_serve`). Otherwise it asks, before the read is sent, with AWAIT(c - min(s, t)):
+
+    A trainer may read if and only if  min(clocks of all trainers that count) >= the clock that it awaits.
+
+A trainer has one wait at a time, that of its tick or that of its read. Neither can deadlock: a trainer that waits at
+its tick is more than s >= 0 ahead of the minimum, and one that waits before a read awaits a clock that is greater than
+the minimum and not greater than its own (:meth:`Clock.await_lowest` refuses any other), so its own clock is greater
+than the minimum, too. A trainer whose clock is the minimum therefore waits for nothing here. It goes on until it ticks,
+leaves or is given up, which raises the minimum; by induction over the clocks each wait ends. A larger t than s changes
+nothing, because c - s was already reached when the trainer went on to clock c. As for ticks, a trainer in a meeting
+does not count.
+
+The minimum never falls, except when a trainer that had left joins again. The controller ends the run when it
 gives a lost trainer up; this file only knows that a lost trainer holds the others back.
 
 The controller (`controller/runs.py`) calls, and gets back the trainers whose TICK it now answers: :meth:`Clock.tick`
-makes a trainer wait and at once releases all trainers whose wait is over, maybe the same trainer. Every call may be
-repeated. An **incarnation** is one attempt to be a trainer; a later one fences off the earlier (:meth:`Clock.check`).
-The later one receives the clock to go on at, and asks with a tick of just that clock whether it may, because the
-earlier one may have been waiting there.
+makes a trainer wait and at once releases all trainers whose wait is over, maybe the same trainer; so does
+:meth:`Clock.await_lowest`. Every call may be repeated. An **incarnation** is one attempt to be a trainer; a later one
+fences off the earlier (:meth:`Clock.check`). The later one receives the clock to go on at, and asks with a tick of just
+that clock whether it may, because the earlier one may have been waiting there.
 
-Cost: a tick that releases no trainer is O(log n), a release O(log n) a waiter. Both heaps are lazy: entries that have
+Cost: a tick that releases no trainer is O(log n), a release O(log n) a waiter. All heaps are lazy: entries that have
 become untrue stay until they come to the top.
 """
 
@@ -52,7 +71,7 @@ import numbers
 
 from dps.errors import InputError, StoppedError
 
-__all__ = ["Clock", "checked_staleness"]
+__all__ = ["Clock", "checked_staleness", "may_serve", "tightest"]
 
 
 class TrainerState(enum.Enum):
@@ -105,7 +124,11 @@ class Clock:
         self._values = sorted(self._counts)  # heap of clocks: the keys of _counts, and some that are no longer keys
         self._minimum = start
         self._waiting: dict[int, float] = {}  # trainer -> since when it waits
-        self._queue: list[tuple[int, int]] = []  # heap of (clock, trainer): the waiting, and some that no longer wait
+        # Heap of (clock, trainer): those that wait at a tick, and some that no longer do.
+        self._queue: list[tuple[int, int]] = []
+        self._awaited: dict[int, int] = {}  # trainer that waits before a read -> the lowest clock that it awaits
+        # Heap of (awaited clock, trainer): those that wait before a read, and some that no longer do.
+        self._reads: list[tuple[int, int]] = []
 
     # -- events
 
@@ -119,7 +142,7 @@ class Clock:
             self._count(self._clocks[trainer])
             self._settle()  # releases no trainer, because the minimum can only fall here
         if incarnation != current:
-            self._waiting.pop(trainer, None)  # the wait was that of the earlier incarnation
+            self._end_wait(trainer)  # the wait was that of the earlier incarnation
         self._incarnations[trainer] = incarnation
         self._states[trainer] = TrainerState.JOINED
         self._last_heard[trainer] = now
@@ -144,15 +167,46 @@ class Clock:
         if self._states[trainer] is not TrainerState.JOINED:
             raise InputError(f"a tick of trainer {trainer}, which {self._states[trainer].value}: it has to join first")
         self._last_heard[trainer] = now
-        if clock > self._clocks[trainer]:
+        higher = clock > self._clocks[trainer]
+        if higher:
             self._uncount(self._clocks[trainer])
             self._count(clock)
             self._clocks[trainer] = clock
-            self._waiting.pop(trainer, None)
+        if higher or trainer in self._awaited:  # a trainer that ticks has given up its read
+            self._end_wait(trainer)
         if trainer not in self._waiting:
             self._waiting[trainer] = now
             heapq.heappush(self._queue, (self._clocks[trainer], trainer))
         return self._settle()
+
+    def await_lowest(self, trainer: int, lowest: int, now: float) -> list[int]:
+        """`trainer` reads when all trainers that count have reached `lowest`. Returns all trainers whose wait is over.
+
+        If `trainer` is not among them it waits from now on; an earlier wait of its own ends without an answer, unless
+        this is a repeat.
+        """
+        self._check_trainer(trainer)
+        if self._states[trainer] is not TrainerState.JOINED:
+            raise InputError(f"a read of trainer {trainer}, which {self._states[trainer].value}: it has to join first")
+        if lowest > self._clocks[trainer]:
+            raise InputError(
+                f"trainer {trainer} is at clock {self._clocks[trainer]} and awaits clock {lowest}, which would wait "
+                "for the trainer itself: it ticks before"
+            )
+        self._last_heard[trainer] = now
+        if self._awaited.get(trainer) != lowest:
+            self._end_wait(trainer)
+            self._waiting[trainer], self._awaited[trainer] = now, lowest
+            heapq.heappush(self._reads, (lowest, trainer))
+        return self._settle()
+
+    def recall_reads(self) -> list[int]:
+        """End all waits before reads, because a table's staleness has changed. Returns these trainers: they look again
+        whether they have to wait."""
+        recalled = sorted(self._awaited)
+        for trainer in recalled:
+            self._end_wait(trainer)
+        return recalled
 
     def leave(self, trainer: int, now: float) -> list[int]:
         """`trainer` is done and no longer counts. Returns all trainers whose wait is over."""
@@ -161,7 +215,7 @@ class Clock:
             self._uncount(self._clocks[trainer])
             self._states[trainer] = TrainerState.LEFT
             self._last_heard[trainer] = now
-            self._waiting.pop(trainer, None)
+            self._end_wait(trainer)
         return self._settle()
 
     def lost(self, trainer: int, now: float) -> None:
@@ -169,7 +223,7 @@ class Clock:
         self._check_trainer(trainer)
         if self._states[trainer] is TrainerState.JOINED:
             self._states[trainer] = TrainerState.LOST
-            self._waiting.pop(trainer, None)
+            self._end_wait(trainer)
 
     def advance(self, trainer: int, clock: int) -> list[int]:
         """It is known without a tick that `trainer` has completed `clock` iterations. Returns as :meth:`tick` does.
@@ -182,7 +236,7 @@ class Clock:
                 self._uncount(self._clocks[trainer])
                 self._count(clock)
             self._clocks[trainer] = clock
-            self._waiting.pop(trainer, None)
+            self._end_wait(trainer)
         return self._settle()
 
     def expect(self, trainer: int) -> None:
@@ -191,7 +245,7 @@ class Clock:
         if self._states[trainer] is TrainerState.LEFT:
             self._count(self._clocks[trainer])
         self._states[trainer], self._incarnations[trainer] = TrainerState.EXPECTED, None
-        self._waiting.pop(trainer, None)
+        self._end_wait(trainer)
         self._settle()  # releases no trainer, because the minimum can only fall here
 
     def set_staleness(self, staleness: float) -> list[int]:
@@ -241,10 +295,18 @@ class Clock:
         """The text of a ClockTimeoutError: which trainer waits at which clock, for which others, and what to do."""
         since = self._waiting.get(trainer, now)
         behind = [self._describe(n, clock, age) for n, clock, age in self.slowest(now) if n != trainer]
+        if trainer in self._awaited:
+            rule = (
+                f"it reads a table whose own staleness asks that all trainers have come to clock "
+                f"{self._awaited[trainer]}, and the slowest is at {self.minimum}"
+            )
+        else:
+            rule = (
+                f"with staleness {self.staleness} it goes on when it is at most {self.staleness} ahead of the slowest, "
+                f"which is at {self.minimum}"
+            )
         return (
-            f"trainer {trainer} has waited {now - since:.0f} s at clock {self.clock_of(trainer)}: with staleness "
-            f"{self.staleness} it goes on when it is at most {self.staleness} ahead of the slowest, which is at "
-            f"{self.minimum}. "
+            f"trainer {trainer} has waited {now - since:.0f} s at clock {self.clock_of(trainer)}: {rule}. "
             f"Slowest: {'; '.join(behind) or 'none'}. See what these do (dashboard, logs of their workers); if they "
             "are merely slow, allow a larger staleness or a longer dps.timeouts.clock"
         )
@@ -260,10 +322,20 @@ class Clock:
         released = []
         while self._queue and self._may_pass(self._queue[0][0]) and not self._is_early(self._queue[0][1]):
             clock, trainer = heapq.heappop(self._queue)
-            if trainer in self._waiting and clock == self._clocks[trainer]:
-                del self._waiting[trainer]
+            if trainer in self._waiting and trainer not in self._awaited and clock == self._clocks[trainer]:
+                self._end_wait(trainer)
+                released.append(trainer)
+        while self._reads and self._reads[0][0] <= self.minimum:
+            lowest, trainer = heapq.heappop(self._reads)
+            if self._awaited.get(trainer) == lowest:
+                self._end_wait(trainer)
                 released.append(trainer)
         return released
+
+    def _end_wait(self, trainer: int) -> None:
+        """The trainer waits no more, neither at a tick nor before a read."""
+        self._waiting.pop(trainer, None)
+        self._awaited.pop(trainer, None)
 
     def _may_pass(self, clock: int) -> bool:
         return clock - self.minimum <= self.staleness
@@ -310,3 +382,32 @@ def checked_staleness(value: float) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value >= 0 or value != int(value):
         raise InputError(f"staleness is 0, 1, 2, ... or math.inf, not {value!r}")
     return int(value)
+
+
+def tightest(run: float, *tables: float | None) -> float:
+    """The staleness that holds for a read of these tables in a run; None: a table that has none of its own.
+
+    >>> tightest(3, None), tightest(3, 1, None), tightest(1, 4), tightest(math.inf, 2)
+    (3, 1, 1, 2)
+    """
+    return min([run, *(own for own in tables if own is not None)])
+
+
+def may_serve(others_clock: float, clock: float, staleness: float) -> bool:
+    """Whether rows read now contain all pushes of other trainers that a trainer has to see at a clock.
+
+    Parameters
+    ----------
+    others_clock : float
+        A clock that all other trainers had reached when the read was sent; infinite where there were none.
+    clock : float
+        At which the rows are used.
+    staleness : float
+        That holds then.
+
+    Examples
+    --------
+    >>> may_serve(4, clock=5, staleness=1), may_serve(4, clock=5, staleness=0), may_serve(math.inf, 5, 0)
+    (True, False, True)
+    """
+    return others_clock >= clock - staleness

@@ -19,7 +19,7 @@ from distributed import Future
 from dps import config
 from dps.engine.client.client import Client
 from dps.engine.client.forgotten import ForgottenKeys
-from dps.engine.client.table import Table
+from dps.engine.client.table import Table, name_of
 from dps.engine.client.ticket import Ticket
 from dps.engine.client.verbs import Keys, TableLike
 from dps.engine.client.word_table import WordTable
@@ -290,6 +290,7 @@ class ParameterServer:
         admit: AdmitByCount | str | None = None,
         remember: bool | int = False,
         fixed_shards: bool = False,
+        staleness: float | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -363,6 +364,14 @@ class ParameterServer:
             together; True means ``dps.limits.remembered-keys``. They take 9 bytes each, also of `max_bytes`.
         fixed_shards : bool
             The table keeps its number of shards, because a program lays rows out by them: :meth:`split` refuses it.
+        staleness : int or math.inf, optional
+            The most that trainers' reads of this table may be stale: in a run of staleness S, a trainer at clock c sees
+            every push to it that any trainer made before clock ``c - min(S, staleness)``. By default, and with
+            ``math.inf``, that of the run. It only ever tightens: for a looser table, give the run the larger staleness
+            and the other tables smaller ones. A trainer that is ahead of the others waits before such a read, and not
+            at its tick; this holds for `pull` and its kin, `push_pull`, functions and `keys`. It does not hold for
+            clients, which have no clock, for rows that a loop keeps (``n_fetch=``), and in
+            :func:`dps.map_partitions_with_ps`, whose trainers never wait. :meth:`set_staleness` changes it.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again.
@@ -394,6 +403,7 @@ class ParameterServer:
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         life = life_of(expire, max_bytes, evict, admit, kept)
         spec = dataclasses.replace(spec, partition=placed, life=life, fixed_shards=bool(fixed_shards))
+        spec = dataclasses.replace(spec, staleness=cast("int | None", staleness))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
@@ -1060,7 +1070,7 @@ class ParameterServer:
         run = msgspec.msgpack.decode(self._connection.call("snapshot"), type=Status).current_run
         return None if run is None else math.inf if run.staleness is None else run.staleness
 
-    def set_staleness(self, bound: float | str) -> None:
+    def set_staleness(self, bound: float | str, table: TableLike | None = None) -> None:
         """Change the staleness bound while a run goes on, from another thread or another notebook (:meth:`attach`).
 
         Trainers learn of it at their next tick; the change is among the events of :meth:`status`.
@@ -1069,6 +1079,17 @@ class ParameterServer:
         ----------
         bound : int, math.inf or "auto"
             As `staleness` of :meth:`run`.
+        table : str or Table, optional
+            Change that of a table instead, also while no run goes on: `bound` is as `staleness` of :meth:`table`, and
+            ``math.inf`` stands for that of each run. Trainers that wait before a read of a table look at once whether
+            they still have to.
+
+        Raises
+        ------
+        InputError
+            No run goes on; a value that is no staleness; a table cannot be "auto".
+        UnknownTableError
+            There is no table of that name.
 
         Examples
         --------
@@ -1090,7 +1111,13 @@ class ParameterServer:
         ...         thread.join()
         [4.0, 4.0]
         """
-        self._connection.call("set_staleness", staleness=checked_bound(bound))
+        wanted = checked_bound(bound)
+        if table is None:
+            self._connection.call("set_staleness", staleness=wanted)
+        elif isinstance(wanted, str):
+            raise InputError(f"table {name_of(table)!r}: only a run's staleness is set automatically; pass a number")
+        else:
+            self._connection.call("set_table_staleness", table=name_of(table), staleness=wanted)
 
     @property
     def dashboard_link(self) -> str | None:

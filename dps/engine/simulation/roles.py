@@ -261,7 +261,7 @@ class SimController:
         """Listen, and start so many servers."""
         runs = self.runs
         self.endpoint.handlers.update(self.membership.handlers)
-        self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick})
+        self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick, frames.AWAIT: runs.await_lowest})
         self.endpoint.handlers.update(
             {frames.COLLECT: runs.collect, frames.LEAVE: runs.leave, frames.LEASE: runs.lease}
         )

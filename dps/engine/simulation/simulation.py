@@ -170,6 +170,7 @@ class Simulation:
         admit: AdmitByCount | str | None = None,
         remember: int = 0,
         fixed_shards: bool = False,
+        staleness: int | None = None,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -182,7 +183,7 @@ class Simulation:
         placed = HashPartition() if partition is None else partition
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
         life = life_of(expire, max_bytes, evict, admit, remember)
-        spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards)
+        spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards, staleness=staleness)
         return self._controller.create_table(spec, exist_ok)
 
     def split(self, table: str, shards: int | None = None) -> TableSpec:

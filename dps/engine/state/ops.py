@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -56,6 +57,7 @@ NO_CLOCK = -1  # the clock of a client without a clock
 MAX_DIM = 1 << 16
 MAX_ROWS = 1 << 40
 MAX_COPIES = 8
+MAX_STALENESS = 1 << 30
 
 
 class Op(NamedTuple):
@@ -199,6 +201,9 @@ class TableSpec:
         the width, and the optimizer Assign.
     fixed_shards : bool
         It is not split, because a program lays rows out by its shards.
+    staleness : int or None
+        How stale a trainer's reads of this table may be, where that is less than its run allows; None, or math.inf: as
+        its run allows.
     salt : int
         Mixed into the hashes by which servers look keys up, given by the controller: another one for each table, so
         that keys in the order in which one table is scanned have no order in another.
@@ -226,6 +231,7 @@ class TableSpec:
     life: RowLife = RowLife()
     bytes_width: int = 0
     fixed_shards: bool = False
+    staleness: int | None = None
     salt: int = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self):
@@ -277,6 +283,9 @@ class TableSpec:
             )
         if self.is_whole and self.aggregate == "mean":
             raise InputError(f"{where}: a mean of {self.dtype} pushes would be cut to whole numbers; use float64")
+        object.__setattr__(self, "staleness", None if self.staleness == math.inf else self.staleness)
+        if self.staleness is not None:
+            _whole(self, "staleness", 0, MAX_STALENESS, where)
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
@@ -414,6 +423,8 @@ class TableSpec:
         for name in ("bytes_width", "fixed_shards", "salt"):
             if not plain[name]:
                 del plain[name]  # so that tables without it are described as ever
+        if self.staleness is None:
+            del plain["staleness"]
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain
 
     @classmethod

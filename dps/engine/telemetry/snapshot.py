@@ -396,6 +396,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     hot_keys: list[HotKey] = msgspec.field(default_factory=list)  # at most 16, the hottest first
     hot_shares: list[HotShare] = msgspec.field(default_factory=list)  # of the 1, 8 and 64 hottest keys
     turnover: Turnover | None = None  # of a table with admit=, expire= or max_bytes=
+    staleness: int | None = None  # of trainers' reads, where it may be less than their run allows
 
     @property
     def shards(self) -> int:

@@ -66,4 +66,5 @@ def table_status(
         hot_keys=hottest,
         hot_shares=shares,
         turnover=Turnover.together(turnovers),
+        staleness=spec.get("staleness"),
     )

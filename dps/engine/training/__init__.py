@@ -10,6 +10,7 @@ model_copy      rows kept and gradients gathered between two exchanges
 pulled_rows     rows of a table as a batch needs them, each once
 local_rows      rows that are changed in place, and pushed as differences
 row_sums        rows summed by key, before they are sent
+read_gate       where a trainer waits before it reads a table that has a staleness of its own
 epochs          epochs that all trainers end at one clock
 rows_ahead      the rows of batches, pulled while earlier batches are computed, and which of them are stale
 leased_batches  batches leased in portions, this trainer's or another's

@@ -25,11 +25,12 @@ from dps.engine.core.requests.tick import DONE, OPEN, PlainTicks
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.reports import TrainerReport
 from dps.engine.training.allreduce import RingAllreduce, RingPeer
+from dps.engine.training.read_gate import ReadGate
 from dps.engine.training.types import Json
 from dps.engine.wire import frames
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
-from dps.engine.wire.headers import Collect, Tick, TickAnswer
+from dps.engine.wire.headers import Await, Collect, Tick, TickAnswer
 from dps.engine.wire.messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent, decode, encode
 from dps.errors import AccessDeniedError, ClockTimeoutError, ControllerGoneError, InputError, StoppedError
 
@@ -123,6 +124,7 @@ class Participant:
         self.staleness = math.inf if joined.staleness is None else joined.staleness
         self.trainers = own.parties = joined.trainers
         self.others_clock = 0 if joined.trainers > 1 else math.inf
+        session.gate = None if joined.elastic else ReadGate(self, self._await_lowest)
         session.meter.start(self.trainers, session.now())
         self.reached = joined.clock
         self.first_portion = joined.portions
@@ -243,6 +245,27 @@ class Participant:
         self.others_clock = answer.lowest if answer.trainers > 1 else math.inf
         if answer.staleness is not None:
             self.staleness = answer.staleness
+        if answer.renewed:
+            self.session.forget_routes()  # because they say how stale reads of a table may be
+
+    def _await_lowest(self, clock: int) -> None:
+        """Wait until all other trainers have reached a clock, or the staleness of a table has changed."""
+        session = self.session
+
+        def ask() -> None:
+            deadline = session.now() + self.clock_patience  # anew, because another controller may have come meanwhile
+            tick, self._tick = self._tick, None
+            if tick is not None:
+                self._take_answer(tick.answer(deadline))
+                if self.others_clock >= clock:
+                    return
+            answer = TickAnswer.of(session.controller().ask(Await(clock).header()).answer(deadline))
+            self._go_on(answer)
+            if not answer.renewed:  # an answer does not say clocks beyond 2^31
+                self.others_clock = max(self.others_clock, clock)
+
+        with session.lock, self.waiting():
+            self._again(ask)
 
     def lease(self, request: LeaseRequest) -> LeaseAnswer:
         """Ask the controller about portions (`controller/work_leases.py`). A report goes along when one is due."""
@@ -341,6 +364,7 @@ class Participant:
             return False
 
     def _join(self, channel: Channel) -> None:
+        self.session.forget_routes()  # while there was no connection, the staleness of a table may have changed
         self._join_request.joins += 1
         self._join_request.clock = max(self.clock, self.reached)
         try:

@@ -4,7 +4,8 @@ The promise of the clock, "a pull by a trainer at clock c sees every push that a
 holds for the rows of a batch at the time of their use. These are the rules for pulls that are sent before their time:
 
 * Of the others, the trainer knows a clock that all of them had reached when the pull was sent (the answer to a tick
-  says it). What they pushed before that clock is on the servers, and so in the pull: :func:`may_serve`.
+  says it). What they pushed before that clock is on the servers, and so in the pull: `may_serve` of
+  `coordination/clock.py`, with the staleness of the run or, if that is less, of a table of the batch.
 * Of its own pushes, those that came after the pull are not in it. Rows with such keys are stale: :class:`StaleRows`.
 
 docs/design/training.md has the proof. In an iteration at clock c:
@@ -30,15 +31,17 @@ from dps.engine.client.inputs import as_keys
 from dps.engine.client.table import place_of
 from dps.engine.client.ticket import Pending, R
 from dps.engine.client.verbs import Changes, Keys, T, TableLike
+from dps.engine.coordination.clock import may_serve, tightest
+from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import hash_keys
 from dps.engine.training.pulled_rows import PulledRows, WantedRows
 from dps.engine.training.types import Batch
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["NotingCalls", "RowsAhead", "StaleRows", "check_combination", "checked_ahead", "may_serve"]
+__all__ = ["NotingCalls", "RowsAhead", "StaleRows", "check_combination", "checked_ahead"]
 
 
-# ---- The rules: which pulls may serve a batch, and which of their rows are stale. Pure
+# ---- The rule of the trainer's own pushes: which rows of a pull are stale. Pure
 
 
 def checked_ahead(batches: object) -> int:
@@ -49,26 +52,6 @@ def checked_ahead(batches: object) -> int:
     if count < 0 or isinstance(batches, bool):
         raise InputError(f"ahead is a number of batches, 0 or more, not {batches!r}")
     return count
-
-
-def may_serve(others_clock: float, clock: float, staleness: float) -> bool:
-    """Whether a pull contains all pushes of other trainers that a batch has to see.
-
-    Parameters
-    ----------
-    others_clock : float
-        A clock that all other trainers had reached when the pull was sent; infinite where there were none.
-    clock : float
-        Of the batch.
-    staleness : float
-        Of the run when the batch begins.
-
-    Examples
-    --------
-    >>> may_serve(4, clock=5, staleness=1), may_serve(4, clock=5, staleness=0), may_serve(float("inf"), 5, 0)
-    (True, False, True)
-    """
-    return others_clock >= clock - staleness
 
 
 class StaleRows:
@@ -284,7 +267,7 @@ class RowsAhead:
 
     def _rows(self, current: BatchAhead) -> Rows:
         pull, clock = current.pull, self._client.session.own.clock
-        if pull is not None and may_serve(pull.others_clock, clock, self._standing.staleness):
+        if pull is not None and may_serve(pull.others_clock, clock, self._bound(pull.wanted)):
             return pull.rows()
         wanted = self._wanted(current)
         return wanted.filled(self._client.pull(wanted.asked)) if len(wanted) else {}
@@ -295,7 +278,8 @@ class RowsAhead:
         for step, coming in enumerate(self._coming, 1):
             if coming.pull is None and may_serve(standing.others_clock, clock + step, standing.staleness):
                 wanted = self._wanted(coming)
-                if len(wanted) and not self._aggregates(wanted):
+                serves = may_serve(standing.others_clock, clock + step, self._bound(wanted))
+                if len(wanted) and serves and not self._aggregates(wanted):
                     coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_async(wanted.asked))
 
     def _wanted(self, batch: BatchAhead) -> WantedRows:
@@ -306,8 +290,16 @@ class RowsAhead:
 
     def _aggregates(self, wanted: WantedRows) -> bool:
         """Whether one of the tables shows the pushes of a clock only when it has ended."""
-        names = (place_of(table, keys).table for table, keys in wanted.keys.items())
-        return any(self._client.table(name).spec.aggregate is not None for name in names)
+        return any(spec.aggregate is not None for spec in self._specs(wanted))
+
+    def _bound(self, wanted: WantedRows) -> float:
+        """The staleness that holds for a batch: that of the run, or of a table that allows less."""
+        if self._client.session.gate is None:
+            return self._standing.staleness
+        return tightest(self._standing.staleness, *(spec.staleness for spec in self._specs(wanted)))
+
+    def _specs(self, wanted: WantedRows) -> Iterator[TableSpec]:
+        return (self._client.spec_of(place_of(table, keys).table) for table, keys in wanted.keys.items())
 
     def _sent(self) -> Iterator[SentPull]:
         return (coming.pull for coming in self._coming if coming.pull is not None)

@@ -43,6 +43,7 @@ DUMP     see `DumpPiece`                              JSON, arrays
 JOIN...  see `controller/runs.py`                     JSON
 LEASE    see `controller/work_leases.py`              JSON
 ORIGIN   see `controller/runs.py`                     JSON
+AWAIT    see `Await`                                  nothing; answer: see `TickAnswer`
 RING     see `RingPiece`; with CONTROL the sender     numbers of an array
          gives the round up
 RING_... see `RingPiece`                              nothing; answer: numbers of a result
@@ -114,6 +115,7 @@ LEASE = 39
 ORIGIN = 40
 RING = 41
 RING_RESULT = 42
+AWAIT = 43
 SERVE = 48
 BEAT = 49
 PLACE = 50

@@ -16,6 +16,7 @@ from dps.engine.wire.frames import Header
 __all__ = [
     "NO_BOUND",
     "AgeRows",
+    "Await",
     "CloseSums",
     "Collect",
     "DumpPiece",
@@ -37,6 +38,8 @@ __all__ = [
 NO_BOUND = 1 << 31
 # Number of bits that a bound takes.
 BOUND_BITS = 32
+# Added to `start` where routes are to be asked for anew. `start` is negative then, which no clock or bound makes it.
+RENEWED = -1 << 63
 # Largest clock that is told, because `start` is signed; a higher clock is told as this one.
 MAX_LOWEST = (1 << 31) - 1
 
@@ -75,16 +78,30 @@ class Tick(NamedTuple):
         return cls(header.clock, header.count)
 
 
+class Await(NamedTuple):
+    """AWAIT: a trainer is about to read a table that has a staleness of its own. The body is empty."""
+
+    lowest: int  # the clock that all trainers that count have to reach before
+
+    def header(self) -> Header:
+        return Header(frames.AWAIT, clock=self.lowest)
+
+    @classmethod
+    def of(cls, header: Header) -> Await:
+        return cls(header.clock)
+
+
 class TickAnswer(NamedTuple):
-    """The answer to a TICK: the trainer may go on."""
+    """The answer to a TICK or an AWAIT: the trainer may go on."""
 
     trainers: int  # number of trainers that count in this run: those that have not left
     staleness: float | None  # staleness of the run from now on; infinite: no bound; None: not said
     lowest: int = 0  # the lowest clock of the trainers that count, or less
+    renewed: bool = False  # the staleness of a table has changed: the trainer asks for the route before its next call
 
     def header(self, request: int) -> Header:
         bound = 0 if self.staleness is None else bound_of(self.staleness)
-        start = min(self.lowest, MAX_LOWEST) << BOUND_BITS | bound
+        start = (min(self.lowest, MAX_LOWEST) << BOUND_BITS | bound) + (RENEWED if self.renewed else 0)
         return Header(frames.OK, 0, request, parties=self.trainers, start=start)
 
     @classmethod
@@ -94,7 +111,9 @@ class TickAnswer(NamedTuple):
     @classmethod
     def of_fields(cls, parties: int, start: int) -> TickAnswer:
         """The answer that has these two fields: its `start` is the bound, and above it the lowest clock."""
-        return cls(parties, staleness_of(start & (1 << BOUND_BITS) - 1), start >> BOUND_BITS)
+        renewed = start < 0
+        start -= RENEWED if renewed else 0
+        return cls(parties, staleness_of(start & (1 << BOUND_BITS) - 1), start >> BOUND_BITS, renewed)
 
 
 class Collect(NamedTuple):

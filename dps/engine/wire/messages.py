@@ -113,6 +113,7 @@ class Joined(msgspec.Struct, omit_defaults=True):
     portions: int = 0  # the origin of portion 0; 0: work is not leased
     warm_start: int = 0  # the clock at which all trainers but the first begin
     grace: float = 0.0  # seconds for which the trainer waits for another scheduler when this one dies
+    elastic: bool = False  # trainers come and go, so none waits for another, also not before it reads
 
 
 class TimeSpent(msgspec.Struct):

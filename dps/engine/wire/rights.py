@@ -62,7 +62,7 @@ PULLS = _combinations((0, RANGE), (0, CERTIFICATE, BORN))
 PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {RULE_DELETE, RULE_DELETE | RANGE}
 REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
-RUNS += (frames.LEASE, frames.ORIGIN)
+RUNS += (frames.LEASE, frames.ORIGIN, frames.AWAIT)
 OF_SERVERS: tuple[int, ...] = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN)
 OF_SERVERS += (frames.SUSPECT, frames.FAILED, frames.RECORDED)
 # Flags of the ops without rows: the end of a clock's sums, and the retirement of origins.
