@@ -6,8 +6,6 @@ import pytest
 from ahead_schedules import check_ahead
 from verdicts import assert_caught, problems
 
-from dps.engine.client import reads
-from dps.engine.coordination.clock import Clock
 from dps.engine.training.participant import Participant
 from dps.engine.training.read_gate import ReadGate
 from dps.engine.training.rows_ahead import RowsAhead, SentPull, StaleRows
@@ -42,8 +40,6 @@ WRONG = {
     "pulls ahead do not know the staleness of a table": [(RowsAhead, "_bound", ".gate is None", ".gate is not None")],
     "reads wait as the run does": [(ReadGate, "is_open", ", spec.staleness)", ")")],
     "reads wait for one clock less": [(ReadGate, "is_open", "clock, tightest", "clock - 1, tightest")],
-    "the general way does not wait": [(reads, "readable", "session.gate.wait(table)", "pass")],
-    "an answer that is not waited for": [(Clock, "_settle", "self._reads[0][0] <= self.minimum", "True")],
     "what was pulled before a meeting counts": [(Trainer, "_met", "self._forget_pulls()", "pass")],
 }
 
