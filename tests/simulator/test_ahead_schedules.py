@@ -21,12 +21,15 @@ def test_rows_are_as_fresh_as_is_promised(part):
 
 
 RULE = "may_serve(pull.others_clock, clock, self._bound(pull.wanted))"
-ALL = "may_serve(standing.others_clock, clock + step, standing.staleness)"
+GATE = "functools.partial(may_serve, standing.others_clock, clock + step)"
 WRONG = {
-    "pulls are sent and used without the gate": [(RowsAhead, "_rows", RULE, "True"), (RowsAhead, "_send", ALL, "True")],
+    "pulls are sent and used without the gate": [
+        (RowsAhead, "_rows", RULE, "True"),
+        (RowsAhead, "_send", GATE, "lambda bound: True"),
+    ],
     "a pull counts as older than it is used by a clock": [
         (RowsAhead, "_rows", RULE, RULE.replace(" clock,", " clock - 1,")),
-        (RowsAhead, "_send", ALL, "True"),
+        (RowsAhead, "_send", GATE, "lambda bound: True"),
     ],
     "the others are a clock further": [(Participant, "_go_on", "answer.lowest", "answer.lowest + 1")],
     "there are no others": [(Participant, "_go_on", "answer.lowest if answer.trainers > 1 else math.inf", "math.inf")],

@@ -363,8 +363,7 @@ class Membership:
             self.publish()
         full = [number for number, record in self.servers.items() if record.full and record.up]
         flags = self.holders.answer_flags(server, header, self.announcements.may_lease(server.number))
-        answer = Header(frames.OK, flags=flags, request=header.request)
-        connection.reply(answer, encode(FullServers(full)) if full else b"")
+        connection.reply(Header(frames.OK, flags, request=header.request), encode(FullServers(full)) if full else b"")
 
     def caught_up(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         sender, message = self._server(connection).number, decode(CaughtUp, body)
@@ -425,8 +424,7 @@ class Membership:
 
     def recorded(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         self._server(connection)
-        if self.holders.recorder is not None:
-            self.holders.recorder.recorded(decode(Recorded, body))
+        self.holders.recorded(decode(Recorded, body))
 
     def disconnected(self, connection: RoleConnection) -> None:
         server = connection.party
@@ -440,8 +438,7 @@ class Membership:
     def tick(self) -> None:
         """Fail over from servers that have fallen silent, end late handovers, and begin the next steps of placement."""
         now = self.endpoint.now()
-        if self.holders.recorder is not None:
-            self.holders.recorder.tick()
+        self.holders.tick()
         silent = self._liveness.silent(now)
         fresh = [self.servers[n] for n in silent if n in self.servers and not self.servers[n].silent]
         for server in fresh:

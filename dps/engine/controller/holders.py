@@ -16,7 +16,7 @@ from dps.engine.controller.server_record import ServerRecord
 from dps.engine.coordination.journal import Record
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.journal_messages import KeptRecord
+from dps.engine.wire.journal_messages import KeptRecord, Recorded
 from dps.engine.wire.messages import encode
 from dps.engine.wire.protocols import RoleEndpoint
 
@@ -62,6 +62,16 @@ class Holders:
             holders, before = sorted(record.holders), sorted(record.before)
             message = KeptRecord(record.ballot, record.number, holders, before, record.content)
             server.connection.reply(Header(frames.RECORD), encode(message))
+
+    def recorded(self, answer: Recorded) -> None:
+        """A server has kept a record, or refused it."""
+        if self.recorder is not None:
+            self.recorder.recorded(answer)
+
+    def tick(self) -> None:
+        """Send records again that servers have not answered; to be called some times a second."""
+        if self.recorder is not None:
+            self.recorder.tick()
 
     def awaited(self) -> dict[int, tuple[str, int]]:
         """Addresses of the servers that are not connected, and for which the journal waits."""

@@ -74,6 +74,9 @@ from dps.errors import InputError, StoppedError
 __all__ = ["Clock", "checked_staleness", "may_serve", "tightest"]
 
 
+MAX_GIVEN_UP = 64  # waits in the heap that a trainer has given up for the next one
+
+
 class TrainerState(enum.Enum):
     """What the clock knows of a trainer; the value completes "trainer 3 ..." in messages."""
 
@@ -197,7 +200,10 @@ class Clock:
         if self._awaited.get(trainer) != lowest:
             self._end_wait(trainer)
             self._waiting[trainer], self._awaited[trainer] = now, lowest
-            heapq.heappush(self._reads, (lowest, trainer))
+            if len(self._reads) > MAX_GIVEN_UP + len(self._clocks):
+                self._reads = sorted((awaited, each) for each, awaited in self._awaited.items())
+            else:
+                heapq.heappush(self._reads, (lowest, trainer))
         return self._settle()
 
     def recall_reads(self) -> list[int]:

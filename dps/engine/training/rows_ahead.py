@@ -276,10 +276,10 @@ class RowsAhead:
         """Send pulls for the next batches, as far as they may serve."""
         standing, clock = self._standing, self._client.session.own.clock
         for step, coming in enumerate(self._coming, 1):
-            if coming.pull is None and may_serve(standing.others_clock, clock + step, standing.staleness):
+            serves = functools.partial(may_serve, standing.others_clock, clock + step)
+            if coming.pull is None and serves(standing.staleness):
                 wanted = self._wanted(coming)
-                serves = may_serve(standing.others_clock, clock + step, self._bound(wanted))
-                if len(wanted) and serves and not self._aggregates(wanted):
+                if len(wanted) and serves(self._bound(wanted)) and not self._aggregates(wanted):
                     coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_async(wanted.asked))
 
     def _wanted(self, batch: BatchAhead) -> WantedRows:
