@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,6 +83,23 @@ def test_a_client_waits_for_its_server_only():
     wait_for_slow_servers()
 
 
+def wait_beside_one_that_does_not_greet():
+    """The controller's connection is lost, and what listens at its address now accepts none."""
+    with world() as (servers, controller, client):
+        controller.endpoint.stop()
+        with socket.create_server(controller.ticket.controller), ThreadPoolExecutor(1) as pool:
+            with held(servers, 0):
+                pushing = pool.submit(client.push, "t", KEYS, 1)
+                time.sleep(1.5)
+            pushing.result(5.0)
+            assert (client.pull("t", KEYS) == 2).all()
+
+
+@pytest.mark.thorough
+def test_a_client_does_not_wait_for_a_greeting():
+    wait_beside_one_that_does_not_greet()
+
+
 def notice_a_replacement():
     """The controller goes on after some time, and then says that the server was replaced."""
     with world() as (servers, controller, client):
@@ -101,6 +119,14 @@ def test_a_late_answer_is_heard():
     notice_a_replacement()
 
 
+@pytest.mark.thorough
+def test_one_that_waits_for_a_greeting_is_noticed():
+    assert_noticed(
+        RouteQuestion, "ask", "controller(DOUBT_SECONDS)", "controller(60.0)", wait_beside_one_that_does_not_greet
+    )
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new", "check"),
     [

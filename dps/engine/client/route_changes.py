@@ -8,9 +8,9 @@ from dps.engine.client.requests import TableRoute
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import Route, decode
-from dps.errors import LeaseError
+from dps.errors import LeaseError, RequestTimeoutError
 
-__all__ = ["DOUBT_SECONDS", "RouteQuestion", "refused_by_leases", "was_replaced"]
+__all__ = ["DOUBT_SECONDS", "RouteQuestion", "refused_by_leases", "was_replaced", "within"]
 
 # Time that a server may keep a caller waiting before the controller is asked; and that the controller has to answer.
 DOUBT_SECONDS = 0.5
@@ -28,14 +28,15 @@ class RouteQuestion:
         self._now, self._sleep = now, sleep
         self._open: Request | None = None  # the question that has no answer yet
 
-    def ask(self, controller: Callable[[], Channel], header: Header, epoch: int) -> Request | None:
+    def ask(self, controller: Callable[[float], Channel], header: Header, epoch: int) -> Request | None:
         """The answer, unless it does not come soon, or is older than the route of that epoch.
 
-        `controller` returns the connection. Its errors, and those of `Request.result`, are raised.
+        `controller` returns the connection, which may take so many seconds. Its errors, and those of `Request.result`,
+        are raised.
         """
         question, until, pause = self._open, self._now(), PAUSE_SECONDS[0]
         if question is None or question.channel.closed:
-            question = self._open = controller().ask(header)
+            question = self._open = controller(DOUBT_SECONDS).ask(header)
             until += DOUBT_SECONDS
         question.channel.poll()
         while not question.done and self._now() < until:
@@ -47,6 +48,18 @@ class RouteQuestion:
         self._open = None
         answer = question.result(until)
         return answer if decode(Route, answer.body).epoch >= epoch else None
+
+
+def within(seconds: float, now: Callable[[], float], check: Callable[[], object], what: str) -> Callable[[], None]:
+    """As `check`, which is called again and again in a wait; it also raises when that takes longer."""
+    until = now() + seconds
+
+    def checked() -> None:
+        check()
+        if now() > until:
+            raise RequestTimeoutError(f"{what} has not greeted within {seconds:g} s: it may stand still")
+
+    return checked
 
 
 def was_replaced(server: int, epoch: int, routes: Mapping[int, TableRoute], known: Route) -> bool:

@@ -31,7 +31,7 @@ from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
 from dps.engine.client.reads import TableGate
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
-from dps.engine.client.route_changes import DOUBT_SECONDS, RouteQuestion, refused_by_leases, was_replaced
+from dps.engine.client.route_changes import DOUBT_SECONDS, RouteQuestion, refused_by_leases, was_replaced, within
 from dps.engine.client.ticket import SentCall, Ticket
 from dps.engine.core.blocks import limit_kept
 from dps.engine.core.requests.call import LAST_NUMBER, Call
@@ -113,8 +113,7 @@ class ClientSession:
         self.patience = config.seconds("request")
         self.chunk, self.frame_limit = config.nbytes("chunk"), config.nbytes("frame")  # of a request, of a frame
         limit_kept(config.nbytes("results"))
-        self.epoch = 0  # of the route
-        self.remedy = ""  # for lost data, in the controller's words
+        self.epoch, self.remedy = 0, ""  # of the route; for lost data, in the controller's words
         self.closed = False
         self.gate: TableGate | None = None
         self.hangs_up = False  # whether closing ends the connection to the controller even where a pool would keep it
@@ -512,16 +511,18 @@ class ClientSession:
             self.sleep(pause)
             pause = min(2 * pause, BACK_OFF_SECONDS[1])
 
-    def controller(self) -> Channel:
-        """The connection to the controller; made anew, and greeted, where there is none."""
+    def controller(self, patience: float = float("inf")) -> Channel:
+        """The connection to the controller; made anew, and greeted, where there is none: within so many seconds."""
         if self.closed:
             raise ClosedError(f"this client of parameter server {self.ticket.session!r} was closed; make a new one")
         channel = self._controller_channel
         if channel is None or channel.closed:
             what = f"the controller of parameter server {self.ticket.session!r}"
+            idle = within(patience, self.now, self.check, what)
             channel = self._controller_channel = self.environment.connect(
-                self.ticket, self.ticket.controller, what, ControllerGoneError, self.check
+                self.ticket, self.ticket.controller, what, ControllerGoneError, idle
             )
+            channel.idle = self.check
             if self._greet is not None:
                 self._greet(channel)
         return channel
