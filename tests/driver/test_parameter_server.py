@@ -406,7 +406,9 @@ def test_whoever_starts_it_may_let_go(cluster, client):
         again = dps.ParameterServer.attach(other)
         assert again.client().pull("w", [1]) == 5
         again.close()
-        with pytest.raises(ClosedError, match="there are: none"):
+        with pytest.raises(ClosedError, match=r"there are: none$"):
+            dps.ParameterServer.attach(other)
+        with dask.config.set({"dps.scheduler.grace": "1 s"}), pytest.raises(ClosedError, match="not taken it over yet"):
             dps.ParameterServer.attach(other)
 
 

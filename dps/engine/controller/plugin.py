@@ -107,7 +107,13 @@ class Sessions(Mapping[str, Session]):
         session = self._sessions.get(name)
         if session is None:
             known = ", ".join(map(repr, sorted(self._sessions))) or "none"
-            raise ClosedError(f"there is no parameter server named {name!r} in this cluster; there are: {known}")
+            error = f"there is no parameter server named {name!r} in this cluster; there are: {known}"
+            if config.scheduler_grace() > 0:
+                error += (
+                    f". If its scheduler has died, this one has not taken it over yet: "
+                    f"dps.ParameterServer.attach(client, {name!r}) waits for that"
+                )
+            raise ClosedError(error)
         return session
 
     async def _opened(self, name: str) -> Session:
