@@ -179,7 +179,7 @@ def only_aggregating_tables_are_checked(stage: Stage) -> None:
     """The check is for tables with aggregate=."""
     session = SimpleNamespace(terms=lambda route: None)
     for aggregate, check in ((None, None), ("sum", print)):
-        route = SimpleNamespace(spec=SimpleNamespace(aggregate=aggregate))
+        route = SimpleNamespace(spec=SimpleNamespace(aggregate=aggregate, staleness=None))
         assert PlainTable(route, [], session, print).check is check  # type: ignore[arg-type]
 
 
