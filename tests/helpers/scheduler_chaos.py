@@ -34,7 +34,7 @@ OF_SERVERS = ("server_killed", "server_stopped")
 def keepers(dask_scheduler: Any, name: str) -> tuple[set[int], bool]:
     """The servers that keep the journal, and whether the last record is committed, and settled."""
     session = dask_scheduler.plugins["dps-controller"].sessions[name]
-    recorder = session.membership.recorder
+    recorder = session.membership.holders.recorder
     committed = recorder.journal.committed
     is_settled = committed is not None and committed.settled and recorder.journal.proposed is None
     return set(recorder.keepers), is_settled

@@ -49,4 +49,4 @@ LONG = [*WRONG][-2:]  # to find, half a minute each
     "name", [pytest.param(name, marks=pytest.mark.thorough) if name in LONG else name for name in WRONG]
 )
 def test_what_is_wrong_is_caught(monkeypatch, name):
-    assert_caught(monkeypatch, [WRONG[name]], check_words, [384, 265, *range(300)])
+    assert_caught(monkeypatch, [WRONG[name]], check_words, [650, *range(300)])
