@@ -14,7 +14,7 @@ __all__ = ["TableGate", "readable"]
 
 
 class TableGate(Protocol):
-    """What holds the reads of a trainer back: see `training/read_gate.py`."""
+    """It holds a trainer's reads back until the other trainers are near enough: `training/read_gate.py` has one."""
 
     def is_open(self, spec: TableSpec) -> bool:
         """Whether the table may be read at once."""

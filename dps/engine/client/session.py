@@ -111,9 +111,9 @@ class ClientSession:
         self.polling = Polling(config.polling())  # of calls that go the plain way
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
         self.patience = config.seconds("request")
-        self.chunk, self.frame_limit = config.nbytes("chunk"), config.nbytes("frame")  # of a request, of a frame
+        self.chunk, self.frame_limit = config.nbytes("chunk"), config.nbytes("frame")  # largest request and frame
         limit_kept(config.nbytes("results"))
-        self.epoch, self.remedy = 0, ""  # of the route; for lost data, in the controller's words
+        self.epoch, self.remedy = 0, ""  # of the route; the remedy is for lost rows
         self.closed = False
         self.gate: TableGate | None = None
         self.hangs_up = False  # whether closing ends the connection to the controller even where a pool would keep it

@@ -32,13 +32,13 @@ class AnnouncementsOwner(Protocol):
 
 
 class Announcements:
-    """What one controller has announced: see the module's docstring."""
+    """The placement and the route that servers and clients were last told by one controller."""
 
     def __init__(self, owner: AnnouncementsOwner):
         self._owner = owner
         self.route = b""  # for clients
-        self._epoch = 0  # of the last placement that servers and clients were told
-        # The placement of that epoch and its primaries; None: this controller has announced no placement yet.
+        self._epoch = 0  # the epoch of the placement that servers and clients were last told
+        # The placement of that epoch and its primaries; None, because this controller has announced no placement yet.
         self._placement: bytes | None = None
         self._heads: Heads = {}
         # The primaries of the last placement, which differs from that one while its record is not committed.

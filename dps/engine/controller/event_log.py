@@ -11,16 +11,16 @@ __all__ = ["EventLog"]
 
 logger = logging.getLogger(__name__)
 
-MAX_EVENTS = 256  # that are remembered
+MAX_EVENTS = 256  # The log remembers so many events, because a cluster may run for months.
 
 
 class EventLog:
-    """The last events of a parameter server; `on_event` tells each of them."""
+    """The last events of a parameter server; `on_event` is called with the text of each event."""
 
     def __init__(self, session: str, on_event: Callable[[str], None]):
         self._session, self._on_event = session, on_event
         self.events: collections.deque[tuple[float, str]] = collections.deque(maxlen=MAX_EVENTS)
-        # Of each event, whether it still matters.
+        # A function for each event, which says whether the event still matters.
         self._still_true: collections.deque[Callable[[], bool]] = collections.deque(maxlen=MAX_EVENTS)
 
     def note(self, text: str, level: int = logging.WARNING, stands: Callable[[], bool] = lambda: True) -> None:

@@ -98,7 +98,7 @@ class Membership:
     Parameters
     ----------
     endpoint
-        The controller's; only its `now` is used.
+        The controller's; its `now` and `later` are used.
     on_report : callable, optional
         Called with the number of a server and the report that its heartbeat has brought.
     on_primary : callable, optional

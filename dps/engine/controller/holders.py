@@ -39,7 +39,8 @@ class Holders:
     def __init__(self, owner: HoldersOwner):
         self._owner = owner
         self.recorder: Recorder | None = None  # commits decisions before they take effect; None: there is no journal
-        self.addresses: dict[int, tuple[str, int]] = {}  # of servers, also those that have ended
+        # Where each server listens. Servers that have ended stay, because the journal asks whether their process lives.
+        self.addresses: dict[int, tuple[str, int]] = {}
         # Server -> a moment after which the last lease began that the server surely got.
         self._bound_at: dict[int, float] = {}
         self._dead: dict[int, float] = {}  # server whose process has ended -> when that was found

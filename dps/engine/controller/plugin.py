@@ -180,7 +180,7 @@ class Sessions(Mapping[str, Session]):
         return await self._in_endpoint(self._describe, session)
 
     async def describe(self, name: str) -> bytes:
-        """What a driver needs to attach: a `Description`, encoded; waits until the servers are up.
+        """The `Description` with which a driver attaches, encoded. The answer comes when the servers are up.
 
         Where the servers outlive their scheduler, it also waits for those that come back to this one.
         """

@@ -56,7 +56,7 @@ class TrainerRecord:
         self.connection: RoleConnection | None = None  # by which it has joined last; None: it is lost, or has left
         self.attempt = -1  # counts its incarnations, from 0
         self.joins = 0  # how often this attempt had joined before
-        self.renewals = 0  # of the tables' staleness that it was told of, see `Runs.renew_tables`
+        self.renewals = 0  # how many changes of tables' staleness it was told of (`Runs.renew_tables`)
         self.where = ""  # its host and process, as it says
         self.planned = 0  # the clock that it will reach; 0: unknown
         self.seconds: dict[str, float] | None = None  # once it has left

@@ -1,4 +1,4 @@
-"""What a record of the journal says of one parameter server, and the numbers that it sets aside.
+"""Session record: what the journal keeps of one parameter server, and which numbers it sets aside.
 
 Numbers of servers and origins are used once. So a record names a bound, below which they may be used, before they are;
 the next controller begins with the bound. Numbers that are set aside and not used are lost, which does no harm. A bound

@@ -224,7 +224,8 @@ async def settle(session: Session, *, keep: bool) -> None:
     await session.settle(keep)
 
 
-# What is decided by these verbs is committed before the driver gets an answer.
+# The controller commits what these verbs decide before it answers the driver, because a controller that takes over has
+# to know what the driver was told.
 DECISIONS = {"scale", "adapt", "retire", "add_table", "split_table", "drop_table", "add_function", "restore"}
 DECISIONS |= {"merge_table", "rebalance", "schedule_checkpoints", "start_run", "set_staleness", "set_rejoin"}
 DECISIONS |= {"set_table_staleness"}

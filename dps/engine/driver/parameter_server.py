@@ -507,10 +507,7 @@ class ParameterServer:
         (8, array([10, 20, 30]))
         >>> cluster.close()
         """
-        name = check_name("table", table_name(table))
-        made = self._connection.call("split_table", table=name, shards=shards)
-        self._connection.forget_routes()
-        return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
+        return self._cut_anew("split_table", table, shards=shards)
 
     def merge(self, table: TableLike, shards: int | None = None, *, timeout: float | None = None) -> Table:
         """Cut a table into fewer shards, while training goes on: the reverse of :meth:`split`.
@@ -560,8 +557,11 @@ class ParameterServer:
         (2, array([10, 20, 30]))
         >>> cluster.close()
         """
-        name = check_name("table", table_name(table))
-        made = self._connection.call("merge_table", table=name, shards=shards, seconds=timeout)
+        return self._cut_anew("merge_table", table, shards=shards, seconds=timeout)
+
+    def _cut_anew(self, verb: str, table: TableLike, **fields: Any) -> Table:
+        """Have a table cut into more shards, or fewer; its handle, and clients ask for the route again."""
+        made = self._connection.call(verb, table=check_name("table", table_name(table)), **fields)
         self._connection.forget_routes()
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
 
