@@ -162,8 +162,7 @@ def test_tables_move_off_a_server_whose_memory_fills() -> None:
         for name in large:
             ps.client().push(name, keys, np.ones((len(keys), DIM), np.int64))
         wait_until(lambda: ps.status().servers[0].full > 0.6, 30)
-        report = ps.rebalance()
-        assert "MiB" in report.why or "in balance" in report.why
+        ps.rebalance()
         assert sorted(n for name in large for n in heads(ps, name)) == [0, 1]
         assert any("rebalancing:" in text and "MiB" in text for _, text in ps.status().events)
         for name in large:
