@@ -36,7 +36,7 @@ def draw_splits(seed: int, kinds: Sequence[str] = ("splits",)) -> FaultSchedule:
     others = [when for when, _ in schedule.faults.plan]
     splits = []
     for _ in range(draw.choice((1, 1, 2, 3))):
-        beside = draw.choice(others) + draw.uniform(-3, 3) * latency if others else 0.0
+        beside = draw.choice(others) + draw.uniform(-8, 3) * latency if others else 0.0
         when = max(0.0, beside if draw.random() < 0.5 else span * draw.random())
         splits.append((when, draw.choice(kinds) if len(kinds) > 1 else kinds[0]))
     plan = tuple(sorted((*schedule.faults.plan, *splits)))

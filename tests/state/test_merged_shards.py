@@ -24,31 +24,45 @@ from dps.errors import InputError, StoppedError
 MERGED = {name: dataclasses.replace(SPECS[name], shards=4) for name in ("keyed", "dense", "blocks", "ranges")}
 
 
-def put_together(spec, shards, program, max_bytes):
-    """The shards of a table after a program, merged; and the shards of the smaller table after it."""
+def put_together(spec, shards, program, max_bytes, ahead=0):
+    """The shards of a table after a program, merged; and the shards of the smaller table after it.
+
+    Rows are copied, a piece after each step, while the last `ahead` steps of the program change them.
+    """
     smaller = merged(spec, shards, number=9)
     times = spec.shards // shards
     old, expected = ([make_shard(each, n) for n in range(each.shards)] for each in (spec, smaller))
-    for step in program:
+    mergers = []
+    for at, step in enumerate(program):
+        if at == len(program) - ahead:
+            mergers = [Merger(old[n * times : (n + 1) * times], smaller) for n in range(shards)]
         for each, made in ((spec, old), (smaller, expected)):
             for n, shard in enumerate(made):
                 apply(each, shard, n, step)
+        for merger in mergers:
+            merger.step(max_bytes)
     found = []
     for number in range(shards):
-        merger = Merger(old[number * times : (number + 1) * times], smaller)
+        mine = old[number * times : (number + 1) * times]
+        merger = mergers[number] if mergers else Merger(mine, smaller)
         while merger.step(max_bytes):
             pass
-        merger.close()
         found.append(merger.finish()[number])
-        assert found[-1].version == sum(shard.version for shard in old[number * times : (number + 1) * times])
+        merger.close()
+        assert found[-1].version == sum(shard.version for shard in mine)
     return found, expected
 
 
 @pytest.mark.parametrize("name", MERGED)
 @settings(max_examples=25, deadline=None)
-@given(program=programs(), max_bytes=st.sampled_from([1, 64, 1 << 20]), shards=st.sampled_from([1, 2]))
-def test_merged_shards_are_what_shards_of_the_smaller_table_are(name, program, max_bytes, shards):
-    found, expected = put_together(MERGED[name], shards, program, max_bytes)
+@given(
+    program=programs(),
+    max_bytes=st.sampled_from([1, 64, 1 << 20]),
+    shards=st.sampled_from([1, 2]),
+    ahead=st.integers(0, 12),
+)
+def test_merged_shards_are_what_shards_of_the_smaller_table_are(name, program, max_bytes, shards, ahead):
+    found, expected = put_together(MERGED[name], shards, program, max_bytes, ahead)
     for whole, shard in zip(found, expected, strict=True):
         assert alike(whole, shard, whole) is None
 
@@ -231,10 +245,10 @@ def test_a_merge_that_cannot_be_is_refused(spec, shards, text):
 
 
 WRONG_MERGERS = {
-    "only the first shard is taken": ("step", "self._given += len(rows[0])", "self._given += 0"),
-    "the last shard is left out": ("step", "self._at == len(self._dumps)}", "self._at == len(self._dumps) - 1}"),
-    "the clock is that of the first": ("__init__", 'max(each["clock"] for each in heads)', 'heads[0]["clock"] - 1'),
-    "versions are those of the first": ("__init__", "sum(each[name] for each in heads)", "heads[0][name]"),
+    "only the first shard is taken": ("__init__", "Readers(shards)", "Readers(shards[:1])"),
+    "the last shard is left out": ("__init__", "Readers(shards)", "Readers(shards[:-1])"),
+    "the clock is that of the first": ("finish", 'max(each["clock"] for each in heads)', 'heads[0]["clock"] - 1'),
+    "versions are those of the first": ("finish", 'sum(each["version"] for each in heads)', 'heads[0]["version"]'),
 }
 
 
@@ -263,8 +277,8 @@ def test_a_merged_shard_takes_an_op_for_the_parts_that_lack_it():
     merger = Merger(old, merged(spec, 1, 9))
     while merger.step(64):
         pass
-    merger.close()
     whole = merger.finish()[0]
+    merger.close()
     assert whole.apply(op._replace(keys=grouped[1])), "the other part lacks it"
     assert not whole.apply(op), "now all have it"
     assert whole.version == 2

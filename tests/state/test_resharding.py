@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
+from dps.engine.state import precopy
+from dps.engine.state.beside import MadeBeside
 from dps.engine.state.deletion import DeleteOp
 from dps.engine.state.life import RowLife
 from dps.engine.state.op_views import CloseOp, RetireOp
 from dps.engine.state.ops import ADD, ASSIGN, NO_CLOCK, OLDER, PUSH, Op, TableSpec
 from dps.engine.state.partition import group
+from dps.engine.state.precopy import Assembly, PreCopy
 from dps.engine.state.resharding import Division, resharded
 from dps.engine.state.shard import make_shard
 from dps.engine.state.spill import attach_file
@@ -77,13 +80,18 @@ def apply(spec: TableSpec, shard, number: int, step) -> None:
     shard.apply(op)
 
 
-def divided(spec: TableSpec, shards: int, number: int, program, max_bytes: int):
-    """A shard after a program, as parts; and the shards of the larger table after it."""
+def divided(spec: TableSpec, shards: int, number: int, program, max_bytes: int, ahead: int = 0):
+    """A shard after a program, as parts; and the shards of the larger table after it.
+
+    Rows are divided, a piece after each step, while the last `ahead` steps of the program change them.
+    """
     larger = resharded(spec, shards, number=9)
     times = shards // spec.shards
-    old = make_shard(spec, number)
+    old, division = make_shard(spec, number), None
     expected = {n: make_shard(larger, n) for n in range(number * times, (number + 1) * times)}
-    for step in program:
+    for at, step in enumerate(program):
+        if at == len(program) - ahead:
+            division = Division(old, larger)
         before = old.version
         apply(spec, old, number, step)
         for n, shard in expected.items():
@@ -91,11 +99,16 @@ def divided(spec: TableSpec, shards: int, number: int, program, max_bytes: int):
                 shard.apply(CloseOp(step[1], OLDER).op())  # because the whole shard has closed its sums
             shard.version = before  # which rows note
             apply(larger, shard, n, step)
-    division = Division(old, larger)
+        if division is not None:
+            division.step(max_bytes)
+    division = division or Division(old, larger)
     while division.step(max_bytes):
         pass
+    parts = division.finish()
     division.close()
-    return old, division.finish(), expected
+    assert old.dirty is None
+    assert old.pins == 0
+    return old, parts, expected
 
 
 def alike(part, shard, old) -> str | None:
@@ -111,11 +124,16 @@ def alike(part, shard, old) -> str | None:
 
 @pytest.mark.parametrize("name", SPECS)
 @settings(max_examples=25, deadline=None)
-@given(program=programs(), max_bytes=st.sampled_from([1, 64, 1 << 20]), times=st.sampled_from([2, 4]))
-def test_parts_are_what_shards_of_the_larger_table_are(name, program, max_bytes, times):
+@given(
+    program=programs(),
+    max_bytes=st.sampled_from([1, 64, 1 << 20]),
+    times=st.sampled_from([2, 4]),
+    ahead=st.integers(0, 12),
+)
+def test_parts_are_what_shards_of_the_larger_table_are(name, program, max_bytes, times, ahead):
     spec = SPECS[name]
     for number in range(spec.shards):
-        old, parts, expected = divided(spec, spec.shards * times, number, program, max_bytes)
+        old, parts, expected = divided(spec, spec.shards * times, number, program, max_bytes, ahead)
         assert list(parts) == list(expected)
         for n, part in parts.items():
             if name == "waiting":  # counts go to all parts, because a shard knows no keys of them
@@ -153,7 +171,6 @@ def test_rows_in_a_file_are_divided_too(tmp_path):
     division = Division(old, resharded(spec, 2, 9), str(tmp_path))
     while division.step(1 << 16):
         pass
-    division.close()
     found = {}
     for part in division.finish().values():
         mine = of_shard(part.spec, part.number, keys)
@@ -161,6 +178,7 @@ def test_rows_in_a_file_are_divided_too(tmp_path):
         part.pull(mine, rows)
         found |= dict(zip(mine.tolist(), rows[:, 3].tolist(), strict=True))
         part.close_file()
+    division.close()
     old.close_file()
     assert found == {key: float(key) for key in keys.tolist()}
 
@@ -196,10 +214,14 @@ def test_a_split_that_cannot_be_is_refused(spec, shards, text):
 
 WRONG = {
     "parts have all rows": ("_divided", "mine = slice(", "mine = slice(0 * "),
-    "the ledger is lost": ("step", "times).to_arrays()", "times).to_arrays() | {'last': np.zeros((0, 4), np.int64)}"),
+    "the ledger is lost": (
+        "finish",
+        "divided_ledger(self.shard.ledger, n, len(self._parts))",
+        "type(self.shard.ledger)()",
+    ),
     "rows change places": ("_divided", "else grouping.order[mine]", "else grouping.order[mine][::-1]"),
     "sums stay behind": ("_sums", "yield [array[which] for array in arrays]", "yield [array[:0] for array in arrays]"),
-    "the clock begins anew": ("_begin", '{**meta, "rows": room}', '{**meta, "rows": room, "clock": 0}'),
+    "the clock begins anew": ("finish", "dict(meta)", "dict(meta) | {'clock': 0}"),
 }
 
 
@@ -209,14 +231,125 @@ def test_wrong_divisions_are_noticed(variant, monkeypatch):
     wrong = mutant(getattr(Division, method), old, new)
     monkeypatch.setattr(Division, method, wrong)
     program = [("push", 1, n, n % 3 + 1, np.arange(n, n + 20), n + 1) for n in range(6)]
-    seen = []
+    assert any(differences(program)), "no table shows the error"
+
+
+def differences(program, ahead: int = 0) -> list[object]:
+    seen: list[object] = []
     for name in ("keyed", "keyed sums", "dense", "dense mean"):
         try:
-            whole, parts, expected = divided(SPECS[name], SPECS[name].shards * 2, 0, program, 64)
+            whole, parts, expected = divided(SPECS[name], SPECS[name].shards * 2, 0, program, 64, ahead)
             last = {n: part.ledger.certificate().tolist() for n, part in parts.items()}
             seen += [alike(part, expected[n], whole) for n, part in parts.items()]
             seen += [name for each in last.values() if each != whole.ledger.certificate().tolist()]
             seen += [name for part in parts.values() if part.clock != whole.clock]
         except Exception as error:
             seen.append(error)
-    assert any(seen), "no table shows the error"
+    return seen
+
+
+# ---- rows that change while they are read
+
+CHANGING = [
+    *[("push", 1, n, n % 3 + 1, np.arange(n, n + 20), n + 1) for n in range(3)],
+    ("delete", 1, 3, 1, np.arange(9), 1),
+    ("push", 1, 4, 1, np.arange(5, 30), 3),
+    ("push", 2, 5, 2, np.arange(12), 3),
+    ("delete", 2, 6, 1, np.arange(14, 19), 1),
+    ("push", 2, 7, 1, np.arange(30, len(KEYS)), 1),
+]
+WRONG_READERS = {
+    "a piece clears all flags": (PreCopy, "_taken", "shard.dirty[which] = 0", "shard.dirty[:] = 0"),
+    "rows are read once": (PreCopy, "_taken", "shard.dirty[which] = 0", "shard.dirty = shard.dirty * 0"),
+    "rows that are new are left out": (
+        PreCopy,
+        "is_even",
+        "self._flags(0, self.shard.end)",
+        "self._flags(0, len(self._keys) or self.shard.end)",
+    ),
+    "deleted rows stay": (Assembly, "put", "vacate(shard, keys[vacant])", "pass"),
+    "rows may get other numbers": (PreCopy, "__init__", "shard.pin()", "shard.pins = 0"),
+}
+
+
+def test_rows_that_change_while_they_are_read_are_read_again():
+    assert not any(any(differences(CHANGING, ahead)) for ahead in range(8))
+
+
+@pytest.mark.parametrize("variant", WRONG_READERS)
+def test_wrong_readers_are_noticed(variant, monkeypatch):
+    kind, method, old, new = WRONG_READERS[variant]
+    found = vars(kind)[method]
+    if isinstance(found, property):
+        monkeypatch.setattr(kind, method, property(mutant(found.fget, old, new)))
+    else:
+        monkeypatch.setattr(kind, method, mutant(found, old, new))
+    assert any(any(differences(CHANGING, ahead)) for ahead in range(1, 7))
+
+
+def test_an_op_that_is_carried_out_beside_the_shard_leaves_its_flags():
+    spec, keys = SPECS["keyed"], np.arange(200)
+    spec = dataclasses.replace(spec, shards=1)
+    shard, other = make_shard(spec, 0), make_shard(spec, 0)
+    for each in (shard, other):
+        each.apply(Op(ADD, keys, 0, np.ones((200, 2)), 0, 1))
+    division = Division(shard, resharded(spec, 2, number=9))
+    while division.step(1 << 20):
+        pass
+    op = Op(PUSH, keys[:50], 0, np.ones((50, 2)), 1, 1)
+    made = MadeBeside(shard, op)
+    made.carry_out()
+    shard.made_beside = made
+    shard.apply(op)
+    other.apply(op)
+    made.end(shard)
+    assert not division.readers.is_even
+    while division.step(1 << 20):
+        pass
+    for number, part in division.finish().items():
+        mine = of_shard(part.spec, number, keys)
+        found, expected = np.empty((len(mine), 2)), np.empty((len(mine), 2))
+        part.pull(mine, found)
+        other.pull(mine, expected)
+        assert found.tolist() == expected.tolist()
+    division.close()
+
+
+def test_a_large_shard_has_its_keys_listed_by_another_thread(monkeypatch):
+    monkeypatch.setattr(precopy, "MIN_LISTED_ROWS", 8)
+    shard = make_shard(TableSpec("w", shards=1), 0)
+    shard.apply(Op(ADD, np.arange(10), 0, np.ones((10, 1), np.float32), 0, 1))
+    reader = PreCopy(shard)
+    listing = reader.listing()
+    shard.apply(Op(ADD, np.arange(10, 13), 0, np.ones((3, 1), np.float32), 0, 1))
+    listing()
+    assert reader.listing() is None, "once in a round"
+    assert reader.piece(1 << 20).keys.tolist() == list(range(10))
+    assert reader.piece(1 << 20) is None
+    assert not reader.is_even
+    reader.listing()()
+    assert reader.piece(1 << 20).keys.tolist() == [10, 11, 12]
+    assert reader.is_even
+    reader.close()
+
+
+def test_a_reader_is_near_when_few_rows_are_left_or_when_rounds_do_not_help(monkeypatch):
+    monkeypatch.setattr(precopy, "FEW_ROWS", 3)
+    shard = make_shard(TableSpec("w", rows=100, shards=1), 0)
+    push = lambda count: shard.apply(Op(ADD, None, 0, np.ones((count, 1), np.float32), 0, 1))  # noqa: E731
+    reader, near = PreCopy(shard), []
+    while reader.piece(200) is not None:
+        push(60)
+        near.append(reader.is_near)
+    assert not any(near), "the first round reads all rows"
+    assert not reader.is_near, "60 rows are to be read again"
+    for changed in (20, 2):
+        while reader.piece(1 << 20) is not None:
+            pass
+        push(changed)
+        near.append(reader.is_near)
+    assert near[-2:] == [False, True]
+    while not reader.is_near:
+        push(100)
+        reader.piece(1 << 20)
+    reader.close()

@@ -250,15 +250,15 @@ MUTANTS = [
     (KEYED, Dump, "_scan", "np.delete(np.arange(end), free)", "None"),
     (KEYED, Dump, "piece", "arrays.append(shard.vacant[which])", "arrays.append(0 * shard.vacant[which])"),
     (KEYED, Joining, "begin", "Ledger()", "Ledger(), 0"),
-    (KEYED, Joining, "begin", 'meta["version"]', "0"),
-    (RATE, Joining, "begin", 'meta["clock"]', "0"),
+    (KEYED, transfer, "take_head", 'meta["version"]', "0"),
+    (RATE, transfer, "take_head", 'meta["clock"]', "0"),
     (KEYED, Joining, "add", "Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))", "Ledger()"),
     (KEYED, Joining, "apply", "op if self._complete else ", ""),
-    (SUMMED, Joining, "begin", 'meta["sums"] is not None', "False"),
-    (MEANT, Joining, "begin", "self._shard.sums.parties = parties", "pass"),
-    (MEANT, Joining, "begin", "self._shard.sums.rows = rows", "pass"),
-    (SUMMED, Joining, "begin", "new_sums(clock)", "new_sums(clock + 1)"),
-    (MEANT, Joining, "begin", "self._shard.sums.load(arrays)", "pass"),
+    (SUMMED, transfer, "take_head", 'meta["sums"] is not None', "False"),
+    (MEANT, transfer, "take_head", "shard.sums.parties = parties", "pass"),
+    (MEANT, transfer, "take_head", "shard.sums.rows = rows", "pass"),
+    (SUMMED, transfer, "take_head", "new_sums(clock)", "new_sums(clock + 1)"),
+    (MEANT, transfer, "take_head", "shard.sums.load(arrays)", "pass"),
     (DENSE, Joining, "add", "self._rows += len(rows)", "self._rows += len(rows) - 1"),
     (DENSE, Joining, "add", "shard.low + first", "shard.low"),
 ]
@@ -266,7 +266,7 @@ MUTANTS = [
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("spec", "owner", "name", "old", "new"), MUTANTS)
-def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, name: str, old: str, new: str) -> None:
+def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: object, name: str, old: str, new: str) -> None:
     hunt = HUNT(given(data=st.data())(lambda data: play(data.draw, spec)))
     monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
     with pytest.raises((AssertionError, ProtocolError, TypeError)):

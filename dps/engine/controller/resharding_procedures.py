@@ -1,9 +1,10 @@
 """Resharding procedures: how a table is cut into more shards, or into fewer, while training goes on. Pure.
 
-The table is *frozen* first: all its primaries step down, as before a move. When each has reported that its copies have
-everything, all replicas of a shard are equal and none changes. Each server divides those that it has
-(`server/resharding.py`), or puts them together, into a table of the same name under another number; when all have done
-so, that one is published in the place of the first one. Shards that are to be merged move to the same servers before
+Each server copies the rows of its replicas into the shards that it will have, while pushes go on
+(`server/resharding.py`). Then the table is *frozen*: all its primaries step down, as before a move. When each has
+reported that its copies have everything, all replicas of a shard are equal and none changes. Each server copies the
+rows that have changed meanwhile, and makes a table of the same name under another number; when all have done so, that
+one is published in the place of the first one. Shards that are to be merged move to the same servers before
 (`gathering.py`). Clients find that their table has another number, as after a restore, and send
 refused requests again, with their keys grouped by the new shards. What holds, and why:
 
@@ -148,13 +149,15 @@ class ReshardingProcedures:
             raise
 
     def _replace(self, old: Description, spec: Description) -> Procedure[Description]:
-        name, began = spec["name"], self._now()
+        name = spec["name"]
         if self.membership.specs.get(name) is not old:
             raise MovedError(f"table {name!r} was replaced meanwhile")
         ready = {server.number for server in self._up() if server.ready}
         if absent := (yield InEndpoint(self.membership.freezes.holders, (name,))).keys() - ready:
             raise ServerGoneError(f"server {min(absent)}, which has shards of table {name!r}, is out of reach")
         try:
+            yield from self._copy_ahead(old, spec)
+            began = self._now()
             yield InEndpoint(self.membership.freezes.freeze, (name, FREEZE_SHARE * config.seconds("request")))
             while not (yield InEndpoint(self.membership.freezes.rests, (name,))):
                 yield Sleep(POLL_SECONDS)
@@ -171,6 +174,17 @@ class ReshardingProcedures:
         yield InEndpoint(self.membership.mention, (text,))
         yield Uninterrupted(self._tables.discard(old["id"]))
         return spec
+
+    def _copy_ahead(self, old: Description, spec: Description) -> Procedure[None]:
+        """Have servers copy most rows while pushes go on. A server that cannot do so now copies them in the freeze."""
+        left = yield InEndpoint(self.membership.freezes.holders, (spec["name"],))
+        while left:
+            calls = [ServerCall(server, "copy_ahead", (old["id"], spec, shards)) for server, shards in left.items()]
+            answers = dict(zip(left, (yield CallServers(tuple(calls))), strict=True))
+            for answer in answers.values():
+                if isinstance(answer, BaseException) and not isinstance(answer, (MovedError, ServerGoneError)):
+                    raise answer
+            left = {server: shards for server, shards in left.items() if answers[server] is True}
 
     def _make(self, old: Description, spec: Description) -> Procedure[dict[int, set[int]]]:
         """Have each server make its shards of the new table; the servers that have used each old shard for that."""

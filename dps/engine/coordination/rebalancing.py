@@ -58,8 +58,8 @@ PAUSE_SECONDS, MAX_PAUSE_SECONDS, CALM_PAUSES = 10.0, 600.0, 6
 # Where nothing promises enough, the rule looks again after this time, which doubles, because a look simulates moves.
 REFUSAL_SECONDS = 2.0
 SPLITS = (2, 4, 8)  # A table is cut into so many times as many shards at once.
-# No table is split unasked if a server has more bytes of it, because pushes wait while they are divided.
-MOST_SPLIT_BYTES = 256 << 20
+# No table is split unasked if a server has more bytes of it, because it has them twice until the table is split.
+MOST_SPLIT_BYTES = 2 << 30
 # The rule splits no table into more shards than these allow, because each shard costs memory and messages.
 SHARDS_PER_SERVER, MAX_SHARDS = 32, 4096
 LEAST_WEIGHT = 1 / 16  # A shard without load has this weight and not 0, because such shards are to be spread, too.

@@ -467,9 +467,11 @@ class ParameterServer:
         """Cut a table into more shards, while training goes on.
 
         More servers can share the work of a table that has more shards. Each server divides the rows that it has, so no
-        row travels; then shards move until all servers have equally many. Clients and trainers wait while the rows are
-        divided, which takes some seconds for a gigabyte on a server, and then go on by themselves: each of their pushes
-        counts once. What a server holds of the table takes twice its memory until the split is over.
+        row travels; then shards move until all servers have equally many. Pulls and pushes go on while the rows are
+        divided, more slowly, which takes some seconds for a gigabyte on a server. Then clients and trainers wait for
+        those rows that have changed meanwhile, for tens of milliseconds mostly, and go on by themselves: each of their
+        pushes counts once. They wait for all rows of a table with ``max_bytes=``. What a server holds of the table
+        takes twice its memory until the split is over.
 
         A repeated :meth:`dps.Client.push_pull` or call of a function whose first answer was lost at that very moment is
         answered by the rows as they are then.
@@ -513,9 +515,9 @@ class ParameterServer:
         """Cut a table into fewer shards, while training goes on: the reverse of :meth:`split`.
 
         Fewer shards make requests of few keys cheaper. Shards move first, until those that become one lie on the same
-        servers; training goes on meanwhile. Then clients and trainers wait while each server puts rows together, which
-        takes some seconds for a gigabyte, and go on by themselves: each of their pushes counts once. What a server
-        holds of the table takes twice its memory until the merge is over.
+        servers. Then each server puts rows together. Training goes on meanwhile; at the end, clients and trainers wait
+        as they do for a split, and each of their pushes counts once. What a server holds of the table takes twice its
+        memory until the merge is over.
 
         Parameters
         ----------

@@ -7,8 +7,10 @@ state to the endpoint's thread. Pulls, pushes and the frames of other servers ar
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,7 +36,7 @@ from dps.engine.server.function_process import FunctionRunner
 from dps.engine.server.hold import held_server, hold_with
 from dps.engine.server.replicas import new_replicas
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
-from dps.engine.server.resharding import Resharding
+from dps.engine.server.resharding import AHEAD_SECONDS, Between, Resharding, Reshardings
 from dps.engine.state.ledger_parts import last_clocks
 from dps.engine.state.memory import bytes_of_memory
 from dps.engine.state.ops import TableSpec
@@ -84,6 +86,7 @@ class Server:
             memory=budget,
             directory=config.spill_directory() or worker.local_directory,
         )
+        self.reshardings = Reshardings(self.role)
         self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
         self.endpoint.call(self._begin, session, secrets, worker)
         if is_bounded(worker, budget, limit):
@@ -120,20 +123,39 @@ class Server:
         self.endpoint.call(self.role.memory.check_table, table, shards)
         self.endpoint.call(self.role.take_table, table, new_replicas(table, shards, self.role.directory))
 
+    def copy_ahead(self, table: int, spec: dict[str, Any], shards: list[int]) -> bool:
+        """Copy rows of these shards of a table, which is to be cut anew, while requests go on: for a short time, so
+        that other calls get their turn. Returns whether many are left.
+        """
+        begun = self.endpoint.call(self.reshardings.of, table, TableSpec.from_dict(spec).opened(), shards)
+        return self._turn(begun, begun.copy_ahead, AHEAD_SECONDS)
+
     def reshard(self, table: int, spec: dict[str, Any], shards: list[int]) -> bytes:
         """Make a new table of these shards of another one, which rest meanwhile: see `resharding.py`. Returns
         (shard, version) of each: `Shards` of `wire/messages.py`, encoded.
         """
-        made = TableSpec.from_dict(spec).opened()
-        division = self.endpoint.call(Resharding, self.role, table, made, shards)
+        begun = self.endpoint.call(self.reshardings.of, table, TableSpec.from_dict(spec).opened(), shards)
+        self._turn(begun, begun.turn)
+        self.endpoint.call(self.reshardings.end, table)
+        return msgspec.msgpack.encode(begun.versions)
+
+    def _turn(self, begun: Resharding, turn: Callable[[], Between | None], seconds: float = math.inf) -> bool:
+        """Have the loop take turns, for so many seconds at most; whether there is more to do."""
+        until = time.monotonic() + seconds
         try:
-            while self.endpoint.call(division.turn):
-                pass
-        finally:
-            self.endpoint.call(division.close)
-        return msgspec.msgpack.encode(division.versions)
+            while (between := self.endpoint.call(turn)) is not None:
+                if between.listing is not None:
+                    between.listing()
+                time.sleep(between.seconds)
+                if time.monotonic() > until:
+                    return True
+        except BaseException:
+            self.endpoint.call(self.reshardings.end, begun.table)
+            raise
+        return False
 
     def drop_table(self, table: int) -> None:
+        self.endpoint.call(self.reshardings.end, table)
         self.endpoint.call(self.role.drop, table)
 
     def settle(self, keep: bool | None, over: list[list[int]]) -> bytes:
@@ -224,6 +246,7 @@ class Server:
 
     def claim(self, tables: list[int]) -> None:
         """The controller has taken over: drop all tables but these, which it does not know, and do not wait for it."""
+        self.endpoint.call(self.reshardings.end_all)
         for table in [number for number in list(self.role.tables) if number not in tables]:
             self.endpoint.call(self.role.drop, table)
         self.claimed = True

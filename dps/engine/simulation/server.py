@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from dps.engine.checkpoints.store import Store
 from dps.engine.coordination.journal import Ballot
 from dps.engine.server.checkpoint_writer import CheckpointWriter
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
-from dps.engine.server.resharding import Resharding
+from dps.engine.server.resharding import AHEAD_SECONDS, Between, Resharding, Reshardings
 from dps.engine.simulation.beside import MAX_PIECE_SECONDS, SimRunner, SimWriting
 from dps.engine.simulation.endpoint import SimEndpoint
 from dps.engine.simulation.network import Network
@@ -31,7 +32,14 @@ __all__ = ["MAX_POLL_SECONDS", "POLL_SECONDS", "SECRET", "SESSION", "SimServer"]
 Reply: TypeAlias = Callable[[object], None]  # takes a server's answer, or its error
 SESSION, SECRET = "simulated", "00" * 32
 POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
-BLOCKING = {"save", "end_cut", "load", "settle", "reshard"}  # methods of a server that wait, for its disk or its copies
+BLOCKING = {
+    "save",
+    "end_cut",
+    "load",
+    "settle",
+    "copy_ahead",
+    "reshard",
+}  # methods of a server that wait, for its disk or its copies
 MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
 
 
@@ -75,6 +83,7 @@ class SimServer:
         self.endpoint.handlers.update(self.role.handlers)
         self.endpoint.service = self.role.service
         self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
+        self.reshardings = Reshardings(self.role)
         self.checkpoint_writer = CheckpointWriter(self.role, functools.partial(SimWriting, party, number))
         self.role.start()
 
@@ -107,6 +116,7 @@ class SimServer:
         return dict(self.role.functions.codes)
 
     def _claim(self, tables: list[int]) -> None:
+        self.reshardings.end_all()
         for table in [number for number in self.role.tables if number not in tables]:
             self.role.drop(table)
         self.claimed = True
@@ -117,16 +127,32 @@ class SimServer:
     def _create_table(self, spec: dict[str, object], shards: list[int]) -> None:
         self.role.create(TableSpec.from_dict(spec), shards)
 
+    def _copy_ahead(self, table: int, spec: dict[str, object], shards: list[int]) -> bool:
+        begun = self.reshardings.of(table, TableSpec.from_dict(spec).opened(), shards)
+        return self._turn(begun, begun.copy_ahead, AHEAD_SECONDS)
+
     def _reshard(self, table: int, spec: dict[str, object], shards: list[int]) -> bytes:
-        division = Resharding(self.role, table, TableSpec.from_dict(spec).opened(), shards)
+        begun = self.reshardings.of(table, TableSpec.from_dict(spec).opened(), shards)
+        self._turn(begun, begun.turn)
+        self.reshardings.end(table)
+        return msgspec.msgpack.encode(begun.versions)
+
+    def _turn(self, begun: Resharding, turn: Callable[[], Between | None], seconds: float = math.inf) -> bool:
+        until = self.party.now() + seconds
         try:
-            while division.turn():
-                self.party.sleep(self.party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
-        finally:
-            division.close()
-        return msgspec.msgpack.encode(division.versions)
+            while (between := turn()) is not None:
+                self.party.sleep(between.seconds + self.party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
+                if between.listing is not None:
+                    between.listing()
+                if self.party.now() > until:
+                    return True
+        except BaseException:
+            self.reshardings.end(begun.table)
+            raise
+        return False
 
     def _drop_table(self, table: int) -> None:
+        self.reshardings.end(table)
         self.role.drop(table)
 
     def _settle(self, keep: bool | None, over: list[list[int]]) -> bytes:

@@ -28,6 +28,7 @@ recipes            optimizers, initialisers and schedules as dicts, and back
 snapshot           Cut: a shard as of a clock, read while ops go on
 gone               the keys of rows that went lately, and why, for readers
 memory             bytes that shards take, and by how many an op makes them grow
+precopy            rows of a shard, copied while ops go on, and again where ops have changed them
 resharding         a shard as several shards of a table that is cut into more
 merging            several shards as one of a table that is cut into fewer
 ledger_parts       their ledgers: what each part of a merged shard has seen

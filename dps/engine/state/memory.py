@@ -92,7 +92,7 @@ def missing(shard: KeyedShard, op: Op) -> int:
 
 def growth(shard: KeyedShard, new: int, count: int) -> int:
     """Bytes by which an op on `count` keys, of which `new` have no row in memory, makes a shard grow at most."""
-    flags = sum(each is not None for each in (shard.changed, shard.vacant, shard.pulled))
+    flags = sum(each is not None for each in (shard.changed, shard.vacant, shard.pulled, shard.dirty))
     flags += FLAG_BYTES if shard.spec.life.asks else 0
     rows = shard.rows_with(new) - len(shard.rows)
     return rows * (shard.width * shard.rows.itemsize + flags) + shard.index.growth(count if new else 0)

@@ -1,8 +1,8 @@
 """Merging: one shard of a table that is cut into fewer shards, made from the shards that it has now. Pure.
 
 A table of k n shards becomes one of n shards: shard i is made of the shards k i to k i + k - 1, the reverse of
-:mod:`dps.engine.state.resharding`. The shards lie on one server and must not change meanwhile. Their rows come piece by
-piece, as dumps give them to a joiner (:mod:`dps.engine.state.transfer`).
+:mod:`dps.engine.state.resharding`. The shards lie on one server. Their rows come piece by piece, and those again that
+have changed since (:mod:`dps.engine.state.precopy`).
 
 The ledgers of the shards may differ in what an origin did last: an op names rows of some shards only, and one that was
 on its way when the shards stopped has reached some of them. So the merged ledger keeps the last op of each part
@@ -19,10 +19,11 @@ from collections.abc import Sequence
 
 from dps.engine.state.ledger_parts import joined_ledger
 from dps.engine.state.ops import TableSpec
+from dps.engine.state.precopy import Assembly, Readers
 from dps.engine.state.recipes import Description
 from dps.engine.state.resharding import whole_shards
 from dps.engine.state.shard import DenseShard, KeyedShard
-from dps.engine.state.transfer import Dump, Joining
+from dps.engine.state.transfer import head_of
 from dps.errors import InputError
 
 __all__ = ["Merger", "merged"]
@@ -64,6 +65,7 @@ class Merger:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from dps.engine.state.ops import ADD, Op
     >>> from dps.engine.state.shard import make_shard
     >>> table = TableSpec("w", rows=6, shards=2)
@@ -77,38 +79,29 @@ class Merger:
     """
 
     def __init__(self, shards: Sequence[DenseShard | KeyedShard], spec: TableSpec):
-        self._ledgers = [shard.ledger for shard in shards]
+        self._shards = shards
         self._number = shards[0].number * spec.shards // shards[0].spec.shards
-        self._whole = Joining(spec, self._number)
-        self._dumps = [Dump(shard) for shard in shards]
-        self._at = self._given = 0  # the dump whose turn it is; the rows that were added
-        heads = [dump.head()[0] for dump in self._dumps]
-        failure = next((head["failure"] for head in heads if head["failure"] is not None), None)
-        head: Description = {"clock": max(each["clock"] for each in heads), "failure": failure}
-        head |= {name: sum(each[name] for each in heads) for name in ("version", "rows")}
-        gone = [sum(each["gone"][n] for each in heads) for n in (0, 1)]
-        self._whole.begin({**head, "gone": gone, "waiting": 0, "remembered": 0, "sums": None}, [])
+        self._whole = Assembly(spec, self._number, sum(map(len, shards)))
+        self.readers = Readers(shards)
 
     def step(self, max_bytes: int) -> bool:
-        """Take the next rows, about `max_bytes` bytes of them; False when there are no more."""
-        if self._at == len(self._dumps):
-            return False
-        piece = self._dumps[self._at].piece(max_bytes)
-        assert piece is not None  # the last piece is still to come
-        meta, arrays = piece
-        self._at += bool(meta["last"])
-        mine: Description = {**meta, "first": self._given, "last": self._at == len(self._dumps)}
-        rows = arrays[: len(arrays) - len(meta.get("ledger", ()))]
-        ledger = joined_ledger(self._ledgers).to_arrays() if mine["last"] else {}
-        self._whole.add({**mine, "ledger": list(ledger)}, rows + list(ledger.values()))
-        self._given += len(rows[0])
-        return True
+        """Take the next rows, about `max_bytes` bytes of them; False when all rows are there as they are now."""
+        piece = self.readers.piece(max_bytes)
+        if piece is not None:
+            self._whole.put(piece)
+        return piece is not None
 
     def finish(self) -> dict[int, DenseShard | KeyedShard]:
-        """The merged shard, by its number, when all rows are there."""
-        return {self._number: self._whole.finish()}
+        """The merged shard, by its number; no shard must have changed since `step` returned False."""
+        assert self.readers.is_even, "rows have changed since they were read"
+        heads = [head_of(shard)[0] for shard in self._shards]
+        failure = next((head["failure"] for head in heads if head["failure"] is not None), None)
+        head: Description = {"clock": max(each["clock"] for each in heads), "failure": failure}
+        head["version"] = sum(each["version"] for each in heads)
+        head["gone"] = [sum(each["gone"][n] for each in heads) for n in (0, 1)]
+        ledger = joined_ledger([shard.ledger for shard in self._shards])
+        return {self._number: self._whole.finish({**head, "waiting": 0, "remembered": 0, "sums": None}, [], ledger)}
 
     def close(self) -> None:
-        """Release the dumps, so that rows of the shards may move again."""
-        for dump in self._dumps:
-            dump.close()
+        """Let the rows of the shards move again."""
+        self.readers.close()

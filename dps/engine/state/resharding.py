@@ -4,19 +4,20 @@ A table of n shards becomes one of k n shards, where k is a power of two: shard 
 Both ways to place rows allow this without a look at other shards: hashes (a shard is named by the first bits) and
 ranges of rows of equal length. So each server divides what it has, and no row travels.
 
-The shard must not change meanwhile. Its rows come piece by piece, as a dump gives them to a joiner
-(:mod:`dps.engine.state.transfer`), so that the server can serve other tables between two pieces.
+The rows come piece by piece, and those again that have changed since (:mod:`dps.engine.state.precopy`); so ops go on,
+but for the last pieces.
 
-State that belongs to no row is copied to every part: the clock; the ledger, because each part of an op that is sent
-again asks the shard to which it goes now (of a shard that was merged, each part gets what it has seen); the counts of
-keys that wait for their rows, because these are known by a part of their hashes only. Only the first part keeps the
-counters of evicted and expired rows, because their sum is to stay the same. No part keeps the answers of the ledger,
-because an answer covers the whole shard.
+State that belongs to no row is divided in the end, or copied to every part: the clock; the ledger, because each part of
+an op that is sent again asks the shard to which it goes now (of a shard that was merged, each part gets what it has
+seen); the counts of keys that wait for their rows, because these are known by a part of their hashes only. Only the
+first part keeps the counters of evicted and expired rows, because their sum is to stay the same. No part keeps the
+answers of the ledger, because an answer covers the whole shard.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,9 +25,10 @@ import numpy as np
 from dps.engine.state.ledger_parts import divided_ledger
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import bound, group
+from dps.engine.state.precopy import Assembly, Readers
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import DenseShard, KeyedShard
-from dps.engine.state.transfer import Dump, Joining
+from dps.engine.state.transfer import head_of
 from dps.errors import InputError
 
 __all__ = ["Division", "resharded", "whole_shards"]
@@ -95,73 +97,58 @@ class Division:
 
     def __init__(self, shard: DenseShard | KeyedShard, spec: TableSpec, directory: str | None = None):
         self.shard, self.spec = shard, spec
-        self.version = shard.version  # which must stay what it is
         times = spec.shards // shard.spec.shards
         self._numbers = range(shard.number * times, (shard.number + 1) * times)
-        self._parts = [Joining(spec, number, directory) for number in self._numbers]
-        self._given = [0] * times
-        self._dump = Dump(shard)
-        self._begin(*self._dump.head())
-
-    def _begin(self, meta: Description, arrays: list[np.ndarray]) -> None:
-        waiting, sums = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
-        room = int(MORE_ROWS * meta["rows"] / len(self._parts)) + 1
-        for n, (part, divided) in enumerate(zip(self._parts, self._sums(sums), strict=True)):
-            mine: Description = {**meta, "rows": room}
-            if n > 0:
-                mine |= {"gone": [0, 0]} | ({"come": [0, 0]} if "come" in meta else {})
-            part.begin(mine, waiting + divided)
-
-    def _sums(self, arrays: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
-        """The open sums of each part."""
-        if arrays and isinstance(self.shard, KeyedShard):
-            for which in self._divided(arrays[0]):
-                yield [array[which] for array in arrays]
-        else:
-            for which in self._ranges(0, len(self.shard)):
-                yield [array[which] for array in arrays]
+        room = int(MORE_ROWS * len(shard) / times) + 1
+        self._parts = [Assembly(spec, number, room, directory) for number in self._numbers]
+        self._is_whole = False
+        self.readers = Readers([shard])
 
     def step(self, max_bytes: int) -> bool:
-        """Take the next rows, about `max_bytes` bytes of them; False when there are no more."""
-        piece = self._dump.piece(max_bytes)
+        """Take the next rows, about `max_bytes` bytes of them; False when the parts have all rows as they are now."""
+        piece = self.readers.piece(max_bytes)
         if piece is None:
             return False
-        meta, arrays = piece
-        ledgers: list[dict[str, np.ndarray]] = [{} for _ in self._parts]
-        if meta.get("last"):
-            arrays, times = arrays[: -len(meta["ledger"])], len(self._parts)
-            ledgers = [divided_ledger(self.shard.ledger, n, times).to_arrays() for n in range(times)]
-        if isinstance(self.shard, KeyedShard):
-            places = list(self._divided(arrays[0]))
-        else:
-            places = list(self._ranges(meta["first"], meta["first"] + len(arrays[0])))
-        for n, (part, which) in enumerate(zip(self._parts, places, strict=True)):
-            mine = [array[which] for array in arrays]
-            part.add({**meta, "first": self._given[n], "ledger": list(ledgers[n])}, mine + list(ledgers[n].values()))
-            self._given[n] += 0 if meta.get("spilled") else len(mine[0])
+        for part, which in zip(self._parts, self._divided(piece.keys), strict=True):
+            part.put(piece.part(which))
         return True
 
     def _divided(self, keys: np.ndarray) -> Iterator[np.ndarray | slice]:
-        """Which of some keys of the shard belong to each part, in their order."""
+        """Which of some keys of the shard belong to each part, in their order; of a dense shard, of row numbers."""
+        if not isinstance(self.shard, KeyedShard):
+            bounds = [bound(n, self.spec.rows or 0, self.spec.shards) for n in (*self._numbers, self._numbers.stop)]
+            cuts = np.searchsorted(keys, bounds).tolist()
+            yield from (slice(low, high) for low, high in itertools.pairwise(cuts))
+            return
         grouping = group(np.ascontiguousarray(keys), 0, self.spec.shards, self.spec.name, self.spec.cells)
         for number in self._numbers:
             mine = slice(grouping.starts[number], grouping.starts[number + 1])
             yield mine if grouping.order is None else grouping.order[mine]
 
-    def _ranges(self, first: int, end: int) -> Iterator[slice]:
-        """Which of the rows from `first` to `end` - 1 of a dense shard belong to each part."""
-        rows = self.spec.rows or 0
-        for number in self._numbers:
-            low, high = (bound(n, rows, self.spec.shards) - self.shard.low for n in (number, number + 1))
-            yield slice(max(low, first) - first, max(min(high, end), max(low, first)) - first)
+    def _sums(self, arrays: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
+        """The open sums of each part."""
+        rows = len(self.shard) if arrays else 0
+        keys = arrays[0] if arrays and isinstance(self.shard, KeyedShard) else self.shard.low + np.arange(rows)
+        for which in self._divided(keys):
+            yield [array[which] for array in arrays]
 
     def finish(self) -> dict[int, DenseShard | KeyedShard]:
-        """The parts, by number, when all rows are there."""
-        return {number: part.finish() for number, part in zip(self._numbers, self._parts, strict=True)}
+        """The parts, by number; the shard must not have changed since `step` returned False."""
+        assert self.readers.is_even, "rows have changed since they were read"
+        meta, arrays = head_of(self.shard)
+        waiting, sums = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
+        made: dict[int, DenseShard | KeyedShard] = {}
+        for n, (number, part, divided) in enumerate(zip(self._numbers, self._parts, self._sums(sums), strict=True)):
+            mine: Description = dict(meta)
+            if n > 0:
+                mine |= {"gone": [0, 0]} | ({"come": [0, 0]} if "come" in meta else {})
+            made[number] = part.finish(mine, waiting + divided, divided_ledger(self.shard.ledger, n, len(self._parts)))
+        self._is_whole = True
+        return made
 
     def close(self) -> None:
-        """Release the shard's dump, so that its rows may move again; and the files of parts that are not whole."""
-        self._dump.close()
-        if not self._dump.is_given:
+        """Let the shard's rows move again; and release the files of parts that are not whole."""
+        self.readers.close()
+        if not self._is_whole:
             for part in self._parts:
                 part.close_file()

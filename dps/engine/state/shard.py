@@ -242,6 +242,7 @@ class Shard(CutShard):
     """The base of dense and keyed shards: it carries out ops, and keeps the sums of an open clock."""
 
     sums: Sums | None
+    dirty: np.ndarray | None
     cut: Cut | None
 
     def __init__(self, spec: TableSpec, number: int):
@@ -554,7 +555,7 @@ class Shard(CutShard):
     def own_memory(self, rows: np.ndarray) -> None:
         """Go on with these rows, and with copies of all else that a twin shares and an op may change."""
         self.rows = rows
-        for name in ("changed", "vacant", "pulled"):
+        for name in ("changed", "vacant", "pulled", "dirty"):
             setattr(self, name, copy.copy(getattr(self, name)))
         if self.cut is not None:
             self.cut.own_memory()
@@ -567,6 +568,8 @@ class Shard(CutShard):
     def take_over(self, twin: Shard) -> None:
         """Have what an op has made of the twin."""
         self.rows, self.changed, self.clock = twin.rows, twin.changed, twin.clock
+        if self.dirty is not None:  # else no rows are copied any more
+            self.dirty = twin.dirty
         self.index, self.vacant, self.vacancies = twin.index, twin.vacant, twin.vacancies
         self.removed, self.removed_later = twin.removed, twin.removed_later
         self.sums, self.failure = twin.sums, twin.failure
@@ -585,7 +588,7 @@ class Shard(CutShard):
 
     @property
     def _nbytes_aside(self) -> int:
-        aside = self.sums, self.cut, self.changed, self.admission, self.pulled, self.gone
+        aside = self.sums, self.cut, self.changed, self.admission, self.pulled, self.gone, self.dirty
         return sum(each.nbytes for each in aside if each is not None)
 
     @abc.abstractmethod
@@ -705,6 +708,8 @@ class DenseShard(Shard):
             self.rows = op.values  # all of them, in memory that is nowhere else: no copy
             if self.changed is not None:
                 flag(self.changed, NO_INDEX, 0, len(self.rows), CHANGED)
+            if self.dirty is not None:
+                self.dirty[:] = 1
         else:
             step(self, op)
 
@@ -823,7 +828,7 @@ class KeyedShard(Shard):
         if rows > len(self.rows):
             # Without a copy: see `growing.pyx`. refcheck=False is safe, because no view of rows outlives a request.
             self.rows.resize((rows, self.width), refcheck=False)
-            for flags in (self.changed, self.vacant, self.pulled):
+            for flags in (self.changed, self.vacant, self.pulled, self.dirty):
                 if flags is not None:
                     flags.resize(len(self.rows), refcheck=False)
         super().reserve(count)

@@ -38,7 +38,7 @@ from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard
 from dps.engine.state.spill import attach_file
 from dps.errors import FunctionError, ProtocolError
 
-__all__ = ["Dump", "Joining", "Listing", "digest", "first_difference"]
+__all__ = ["Dump", "Joining", "Listing", "dense_so_far", "digest", "first_difference", "head_of", "take_head"]
 
 # How often a dump asks for the keys created since it began. After the last time all of them go into one piece, because
 # else a dump would not end while pushes create keys all the time.
@@ -56,6 +56,49 @@ class Listing(NamedTuple):
 
     keys: np.ndarray
     numbers: np.ndarray | None
+
+
+def head_of(shard: DenseShard | KeyedShard) -> Piece:
+    """Everything of a shard but its rows and its ledger, for :func:`take_head`."""
+    count = len(shard.index) if isinstance(shard, KeyedShard) else len(shard)
+    meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
+    if shard.record_at:
+        meta["ages"] = ages_to_dict(shard)
+    meta["gone"] = [shard.evicted, shard.expired]
+    gone = [] if shard.gone is None else shard.gone.to_arrays()
+    meta["remembered"] = len(gone)
+    if shard.admission is not None:
+        meta["come"] = [shard.admission.admitted, shard.admission.dropped]
+    meta["failure"] = None if shard.failure is None else str(shard.failure)
+    waiting = [] if shard.admission is None else shard.admission.to_arrays()
+    meta["waiting"] = len(waiting)
+    if shard.sums is None:
+        return meta, waiting + gone
+    sums = shard.sums.clock, shard.sums.parties, shard.sums.rows
+    return {**meta, "sums": list(sums)}, waiting + gone + shard.sums.to_arrays()
+
+
+def take_head(shard: DenseShard | KeyedShard, meta: Description, arrays: list[np.ndarray], ledger: Ledger) -> None:
+    """Let a shard have what :func:`head_of` gave, and a ledger. Its rows stay."""
+    shard.restore(meta["clock"], meta["version"], ledger)
+    if "ages" in meta:
+        restore_ages(shard, meta["ages"])
+    shard.evicted, shard.expired = meta["gone"]
+    if meta["failure"] is not None:
+        shard.failure = FunctionError(meta["failure"])
+    waiting, arrays = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
+    if shard.admission is not None:
+        shard.admission.load(waiting)
+        shard.admission.admitted, shard.admission.dropped = meta["come"]
+    gone, arrays = arrays[: meta["remembered"]], arrays[meta["remembered"] :]
+    if shard.gone is not None:
+        shard.gone.load(gone, sum(meta["gone"]))
+    if meta["sums"] is not None:
+        clock, parties, rows = meta["sums"]
+        shard.sums = shard.new_sums(clock)
+        shard.sums.parties = parties
+        shard.sums.rows = rows
+        shard.sums.load(arrays)
 
 
 class Dump:
@@ -104,24 +147,8 @@ class Dump:
 
     def head(self) -> Piece:
         """Everything but rows and ledger. To be called before the shard changes again."""
-        shard = self.shard
-        assert shard.version == self._version, "the shard has changed since the dump was begun"
-        count = len(shard.index) if isinstance(shard, KeyedShard) else len(shard)
-        meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
-        if shard.record_at:
-            meta["ages"] = ages_to_dict(shard)
-        meta["gone"] = [shard.evicted, shard.expired]
-        gone = [] if shard.gone is None else shard.gone.to_arrays()
-        meta["remembered"] = len(gone)
-        if shard.admission is not None:
-            meta["come"] = [shard.admission.admitted, shard.admission.dropped]
-        meta["failure"] = None if shard.failure is None else str(shard.failure)
-        waiting = [] if shard.admission is None else shard.admission.to_arrays()
-        meta["waiting"] = len(waiting)
-        if shard.sums is None:
-            return meta, waiting + gone
-        sums = shard.sums.clock, shard.sums.parties, shard.sums.rows
-        return {**meta, "sums": list(sums)}, waiting + gone + shard.sums.to_arrays()
+        assert self.shard.version == self._version, "the shard has changed since the dump was begun"
+        return head_of(self.shard)
 
     def piece(self, max_bytes: int) -> Piece | None:
         """The next rows, about `max_bytes` bytes of them; None when the piece before was the last.
@@ -224,7 +251,7 @@ class Dump:
         return scan
 
 
-def _dense_so_far(spec: TableSpec, number: int) -> DenseShard:
+def dense_so_far(spec: TableSpec, number: int) -> DenseShard:
     """A dense shard without initial rows, because the pieces of a dump replace them all."""
     assert spec.rows is not None
     low, high = (bound(n, spec.rows, spec.shards) for n in (number, number + 1))
@@ -258,7 +285,7 @@ class Joining:
         self.spec, self.number = spec, number
         # A dense shard has all its rows from the beginning. Ops may change those that are still to come, because a
         # piece replaces them whole.
-        self._shard = _KeyedSoFar(spec, number) if spec.keyed else _dense_so_far(spec, number)
+        self._shard = _KeyedSoFar(spec, number) if spec.keyed else dense_so_far(spec, number)
         self._pins = not spec.life.spills
         if self._pins:
             self._shard.pin()
@@ -290,27 +317,9 @@ class Joining:
 
     def begin(self, meta: Description, arrays: list[np.ndarray]) -> None:
         """Begin with the values and arrays of :meth:`Dump.head`."""
-        self._shard.restore(meta["clock"], meta["version"], Ledger())
-        if "ages" in meta:
-            restore_ages(self._shard, meta["ages"])
-        self._shard.evicted, self._shard.expired = meta["gone"]
-        if meta["failure"] is not None:
-            self._shard.failure = FunctionError(meta["failure"])
         if isinstance(self._shard, KeyedShard):
             self._shard.expect(meta["rows"])
-        waiting, arrays = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
-        if self._shard.admission is not None:
-            self._shard.admission.load(waiting)
-            self._shard.admission.admitted, self._shard.admission.dropped = meta["come"]
-        gone, arrays = arrays[: meta["remembered"]], arrays[meta["remembered"] :]
-        if self._shard.gone is not None:
-            self._shard.gone.load(gone, sum(meta["gone"]))
-        if meta["sums"] is not None:
-            clock, parties, rows = meta["sums"]
-            self._shard.sums = self._shard.new_sums(clock)
-            self._shard.sums.parties = parties
-            self._shard.sums.rows = rows
-            self._shard.sums.load(arrays)
+        take_head(self._shard, meta, arrays, Ledger())
 
     def add(self, meta: Description, arrays: list[np.ndarray]) -> None:
         """Add the values and arrays of :meth:`Dump.piece`."""

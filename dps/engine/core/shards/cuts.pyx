@@ -29,6 +29,7 @@ cnp.import_array()
 cdef enum:
     CHANGED = 1  # the flags of a row, as in dps/engine/state/snapshot.py
     LATER = 2
+    DIRTY = 1  # the flag in an array of its own: see dps/engine/state/precopy.py
     NO_CLOCK = -1
     LARGE = 1 << 16  # bytes of rows for which the interpreter's lock is released
 
@@ -95,7 +96,7 @@ cdef bint _can_save(ShardState shard, int64_t count) noexcept:
 cdef bint save_rows(
     ShardState shard, const int64_t *index, int64_t start, int64_t count, int64_t clock, bint is_step
 ) except -1:
-    """Before an op changes rows: save those that a cut needs and that the op is not in, and flag all.
+    """Before an op changes rows: save those that a cut needs and that the op is not in, and flag all as changed.
 
     `index` are the rows, `count` of them; NULL, those from `start` on. Returns whether saved copies have to follow.
     """
@@ -111,6 +112,8 @@ cdef bint save_rows(
     if shard.changed is not None:
         flags = <uint8_t *> cnp.PyArray_DATA(shard.changed)
         dps_flag(flags, shard.changed.shape[0], index, start, count, CHANGED * inside | LATER * apart)
+    if shard.dirty is not None:
+        dps_flag(<uint8_t *> cnp.PyArray_DATA(shard.dirty), shard.dirty.shape[0], index, start, count, DIRTY)
     return cut is not None and inside and cut.has_changes
 
 

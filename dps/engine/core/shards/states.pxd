@@ -18,7 +18,7 @@ cdef class CutState:
 
 cdef class ShardState:
     cdef public cnp.ndarray rows  # [capacity, dim + slots]
-    cdef public cnp.ndarray changed, vacant, pulled
+    cdef public cnp.ndarray changed, vacant, pulled, dirty
     cdef public KeyIndex index
     cdef public Ledger ledger
     cdef public RowStart row_start

@@ -75,6 +75,9 @@ cdef class ShardState:
         How many rows are vacant.
     pulled : numpy.ndarray or None
         A byte for each row, where pulls are uses: 1, it was pulled since the hand of `state/forgetting.py` came by.
+    dirty : numpy.ndarray or None
+        A byte for each row, while rows are copied and ops go on: 1, the row has changed since it was copied. See
+        `state/precopy.py`.
     dim : int
         Columns of values in a row.
     row_start : RowStart
