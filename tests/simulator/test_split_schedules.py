@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from oracles import mutant
@@ -17,7 +19,7 @@ from dps.engine.server.requests import ServerRole
 from dps.engine.simulation.executor import Cancelled
 from dps.engine.state.precopy import PreCopy, Readers
 from dps.engine.state.resharding import Division
-from dps.errors import DataLostError, InputError, RequestTimeoutError, UnknownTableError
+from dps.errors import DataLostError, InputError, NameInUseError, RequestTimeoutError, UnknownTableError
 from dps.testing import Faults, Simulation
 
 SCHEDULES = 240
@@ -55,6 +57,17 @@ def test_rows_stay_where_they_are_and_move_then_until_servers_have_equally_many(
     assert sorted(primaries.count(n) for n in range(3)) == [2, 3, 3]
     client.push("w", keys, keys)
     assert client.pull("w", keys).tolist() == (2 * keys).tolist()
+
+
+def test_a_cell_that_asks_for_the_table_can_run_again_when_it_was_split(sim):
+    ask = functools.partial(sim.table, "w", dtype="int64", exist_ok=True)
+    ask(shards=2)
+    with pytest.raises(NameInUseError, match="shards is 2, not 4"):
+        ask(shards=4)
+    sim.split("w", 8)
+    assert ask(shards=2).shards == 8
+    with pytest.raises(NameInUseError, match="dim is 1, not 2"):
+        ask(shards=2, dim=2)
 
 
 def test_trainers_go_on_and_each_push_counts_once(sim):

@@ -63,13 +63,15 @@ class TableProcedures:
         """Make a table on all servers, then publish it, so that a client never sees a part of one. Returns its fields.
 
         With `exist_ok`, an existing table is returned if it has the same fields; fields in `free`, which the caller
-        left to their defaults, may differ.
+        left to their defaults, may differ, and so may the shards of a table that was split or merged.
         """
         return holding([self._tables_change], self._add(fields, exist_ok, free))
 
     def _add(self, fields: Description, exist_ok: bool, free: Iterable[str]) -> Procedure[Description]:
         if fields["name"] in self.membership.specs:
             there = self.membership.specs[fields["name"]]
+            if fields["name"] in self.membership.ancestors:  # it was split or merged since, perhaps by itself
+                free = {*free, "shards"}
             check_same_table(self.membership.session, there, fields, exist_ok, free)
             return there
         TableSpec.from_dict({**fields, "id": 1})  # raises the errors that the servers would raise

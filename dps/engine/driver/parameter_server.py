@@ -374,7 +374,8 @@ class ParameterServer:
             :func:`dps.map_partitions_with_ps`, whose trainers never wait. :meth:`set_staleness` changes it.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
-            the same words; otherwise the error says what differs. A cell of a notebook can then run again.
+            the same words; otherwise the error says what differs. A cell of a notebook can then run again, also when
+            the table was split or merged meanwhile, by itself perhaps.
 
         Returns
         -------
