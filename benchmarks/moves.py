@@ -191,6 +191,35 @@ def measure(report: Report, ps: dps.ParameterServer, kind: str, rows: int, round
     report.add("... the longest of all", 1e3 * max(longest), "ms", "without a move", 1e3 * max(handed), "<= 10 ms")
 
 
+def compare_copies(report: Report, ps: dps.ParameterServer, rows: int, rounds: int) -> None:
+    """What pushes keep of their rate where each is passed on to a copy, as those of a shard that moves are: without a
+    move. That is the most which pushes can keep during one, where the trainer and two servers have as many cores."""
+    ps.scale(2)
+    wait_for("two servers", lambda: sum(server.alive for server in ps.connection.describe().servers) == 2)
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    trainers: dict[int, Trainer] = {}
+    try:
+        for copies in rates:
+            table = ps.table(f"copies {copies}", dim=DIM, shards=8, optimizer=dps.Add(), copies=copies)
+            for first in range(0, rows, FILL):
+                table.push(np.arange(first, min(rows, first + FILL)), np.ones((min(FILL, rows - first), DIM)))
+            trainers[copies] = Trainer(ps, f"copies {copies}", rows)
+        for _ in range(rounds):
+            for copies, trainer in trainers.items():
+                trainer.begin()
+                began = time.monotonic()
+                time.sleep(ALONE_SECONDS)
+                rates[copies].append(trainer.end().rate(began + 0.2, time.monotonic()))
+    finally:
+        for trainer in trainers.values():
+            trainer.close()
+        for copies in trainers:
+            ps.drop_table(f"copies {copies}")
+        ps.scale(1)
+    kept = statistics.median(two / one for one, two in zip(rates[1], rates[2], strict=True))
+    report.add("pushes to two copies keep of those to one, without a move", kept, "x")
+
+
 def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--table", choices=tuple(TABLES), help="only this kind of table")
@@ -205,6 +234,8 @@ def main(argv: list[str] | None = None) -> None:
         for kind in TABLES if args.table is None else [args.table]:
             rows = args.rows or (QUICK_ROWS if args.quick else ROWS)
             measure(report, ps, kind, rows, args.rounds or (1 if args.quick else ROUNDS))
+        rows = args.rows or (QUICK_ROWS if args.quick else ROWS)
+        compare_copies(report, ps, rows // 2, args.rounds or (1 if args.quick else ROUNDS))
 
 
 if __name__ == "__main__":
