@@ -654,7 +654,7 @@ WRONG = [
     ("if table.finite and not are_finite", "if False and not are_finite"),
     ("may_follow(shard, head.clock, op.rule == OP_PUSH)", "False"),
     ("save_rows(shard, index, start, op.count, op.clock, op.rule == OP_PUSH)", "False"),
-    ("note_op(shard, head.clock, head.trainer, head.attempt, head.number)", "pass"),
+    ("note_op(shard, head.clock, head.trainer, head.attempt, head.number, op.rule == OP_PUSH)", "pass"),
     ("has_room(shard, part[n].b - part[n].a)", "True"),
     ("if row < stop or head.rows > 0:", "if row < stop:"),
     ("if counts[n] > 0 or head.rows > 0:", "if counts[n] > 0:"),

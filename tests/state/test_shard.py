@@ -375,7 +375,7 @@ BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
 MUTANTS = [
     (RATE, Shard, "carry_out", "op.clock > self.clock", "op.clock >= 0"),
-    (RATE, Shard, "numbers_at", "self.numbers.get(clock)", "self.numbers.get(min(self.numbers, default=-1))"),
+    (RATE, Shard, "numbers_at", "self.numbers.get(key)", "self.numbers.get(min(self.numbers, default=-1))"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "carry_out", "self.close_before(op.clock)", "pass"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "would_close", ">", ">="),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "carry_out", "op.clock != NO_CLOCK", "True"),

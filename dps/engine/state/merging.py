@@ -86,6 +86,8 @@ class Merger:
         failure = next((head["failure"] for head in heads if head["failure"] is not None), None)
         head: Description = {"clock": max(each["clock"] for each in heads), "failure": failure}
         head |= {name: sum(each[name] for each in heads) for name in ("version", "rows")}
+        if "lead" in heads[0]:
+            head["lead"] = max(each["lead"] for each in heads)  # [clock, origin]
         gone = [sum(each["gone"][n] for each in heads) for n in (0, 1)]
         self._whole.begin({**head, "gone": gone, "waiting": 0, "remembered": 0, "sums": None}, [])
 
