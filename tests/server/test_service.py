@@ -56,6 +56,8 @@ SPECS = [
     TableSpec("copies", dim=2, shards=2, optimizer=dps.SGD(0.1), copies=2, id=14),
     TableSpec("memory", rows=20, shards=2, optimizer=dps.SGD(0.1), copies=2, ack="memory", id=15),
     TableSpec("rate", dim=2, shards=2, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.9)), id=16),
+    TableSpec("lag", dim=2, shards=2, optimizer=dps.SGD(dps.StalenessAware(0.5), l1=0.1), id=20),
+    TableSpec("lag copies", rows=40, dim=3, shards=2, optimizer=dps.Adam(dps.StalenessAware(0.1)), copies=2, id=21),
 ]
 for number, (rows, copies) in enumerate([(None, 1), (40, 1), (None, 2)], 17):
     dim, optimizer, init = of_columns(COLUMNS)
@@ -254,6 +256,7 @@ def content(cut: Cut | None) -> object:
         return None
     saved = cut.saved[: cut.copies].tobytes()
     numbers = cut.is_complete, cut.before, cut.latest, cut.has_changes, cut.existing, cut.given, cut.stop, cut.rows
+    numbers += (cut.lead and (cut.lead.clock, cut.lead.origin),)
     return numbers, saved, cut.place.tobytes(), cut.ledger.certificate().tolist(), getattr(cut, "pieces_read", [])
 
 
@@ -671,6 +674,10 @@ WRONG = [
     ("shard.version += 1", "pass"),
     ("        if head.clock > shard.clock:\n            shard.clock = head.clock\n", ""),
     ("shard.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    ("shard.lead.note(head.clock, head.trainer)", "shard.lead.note(head.clock, 0)"),
+    ("if shard.lead is not None and op.rule == OP_PUSH:", "if shard.lead is not None:"),
+    ("op.lag = shard.lead.lag(head.clock)", "pass"),
+    ("    if op.lag:\n", "    if False:\n"),
     ("not shard.row_start.is_zero", "False"),
     ("part[n].start, part[n].b - part[n].a)", "part[n].start, 0)"),
     ("add_keys(part[n].number, part[n].keys, ", "add_keys(part[n].number, NULL, "),
@@ -693,6 +700,8 @@ WRONG_CUTS = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
     ("CHANGED * inside | LATER * apart", "CHANGED"),
     ("if shard.changed is not None:", "if False:"),
     ("if origin:", "if False:"),
+    ("shard.lead.lag(clock) != cut.lead.lag(clock)", "False"),
+    ("cut.lead.note(clock, origin)", "pass"),
 ]
 
 

@@ -3,7 +3,7 @@
 The clock is the number of iterations that the pushing trainer has completed, as stamped on its push: 0, 1, 2, ... A
 negative clock counts as clock 0.
 
-The lag of a push is the number of clocks by which it is behind the latest push to its shard, and :class:`StalenessAware`
+The lag of a push is the number of clocks by which it is behind the latest push to its shard. :class:`StalenessAware`
 is a function of it, too. All copies of a shard agree on it, because it follows from the pushes that they carry out.
 """
 
