@@ -375,7 +375,7 @@ BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
 LAG = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.StalenessAware(0.5)))
 MUTANTS = [
-    (RATE, Shard, "carry_out", "op.clock > self.clock", "op.clock >= 0"),
+    (RATE, Shard, "carry_out", "max(self.clock, op.clock)", "max(0, op.clock)"),
     (RATE, Shard, "numbers_at", "self.numbers.get(key)", "self.numbers.get(min(self.numbers, default=-1))"),
     (LAG, Shard, "carry_out", "self.lead.note(op.clock, op.origin)", "pass"),
     (dataclasses.replace(LAG, aggregate="sum"), Shard, "__init__", " and spec.aggregate is None", ""),

@@ -251,7 +251,6 @@ class Shard(CutShard):
         self.kernel = spec.optimizer.kernel
         self.rows = growing_rows(0, self.width, spec.dtype)
         self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
-        # A table that aggregates has one step for all pushes of a clock, so that none of them lags behind.
         self.lead = Lead() if spec.optimizer.uses_lag and spec.aggregate is None else None
         self.version = 0  # how many changes there have been
         self.ledger = Ledger()
@@ -400,8 +399,7 @@ class Shard(CutShard):
         self.close_before(op.clock)
         if op.rule == ROWS and SteppedOp.matches(op):
             self.sums = None
-        if op.clock > self.clock:
-            self.clock = op.clock
+        self.clock = max(self.clock, op.clock)
         if self.lead is not None and op.rule == PUSH:
             self.lead.note(op.clock, op.origin)
         if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
@@ -551,8 +549,7 @@ class Shard(CutShard):
         """A twin, which shares all memory with the shard until one of the two has its own."""
         twin = copy.copy(self)
         twin.numbers, twin.discarded, twin.made_beside, twin.twin = dict(self.numbers), [], None, None
-        twin.ages = Ages(self.ages.marks)
-        twin.lead = None if self.lead is None else self.lead.copy()
+        twin.ages, twin.lead = Ages(self.ages.marks), self.lead and self.lead.copy()
         twin.removed, twin.removed_later = list(self.removed), list(self.removed_later)
         twin.compacted_at_once = MAX_ROWS
         if self.cut is not None:

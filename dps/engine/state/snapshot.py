@@ -151,7 +151,7 @@ class Cut(CutState):
         self.rows, self.removed = 0, NO_KEYS
         self.before = 0 if clock is None else clock
         self.latest = shard.clock
-        self.lead = None if shard.lead is None else shard.lead.copy()
+        self.lead = shard.lead and shard.lead.copy()
         self.ledger = Ledger.from_arrays(shard.ledger.to_arrays(answers=False))
         self.admission = None if shard.admission is None else shard.admission.copied()
         self.place = np.zeros(len(shard.rows), np.int32)

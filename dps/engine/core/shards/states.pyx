@@ -24,8 +24,9 @@ cdef enum:
 cdef class Lead:
     """The latest clock of a push to a shard, and the origin of that push; ops of one trainer come from one origin.
 
-    Only a shard whose optimizer asks how far a push lags behind has one. The clocks of the next run begin at 0, so the
-    lead ends with its origin.
+    Only a shard whose optimizer asks how far a push lags behind has one, and no shard of a table that aggregates, because
+    that makes one step for all pushes of a clock. The clocks of the next run begin at 0, so the lead ends with its
+    origin.
 
     Examples
     --------
