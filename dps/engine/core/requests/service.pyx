@@ -357,6 +357,7 @@ cdef class Service:
         A forwarded push that is summed bears no row before the sums are closed.
         """
         cdef ShardState shard
+        cdef int64_t saved
         cdef int n
         try:
             self._room(INDEX, head.count * sizeof(int64_t) + 1)
@@ -374,8 +375,11 @@ cdef class Service:
                     return False
                 if self.bounded and head.kind == PUSH and self._grows(table, &part[n], op):
                     return False
-                if not has_room(shard, part[n].b - part[n].a):
-                    shard.reserve(part[n].b - part[n].a)
+                saved = part[n].b - part[n].a
+                if shard.cut is not None and shard.sums is not None and head.clock > (<SumsState> shard.sums).clock:
+                    saved += shard.sums.count  # because the step that closes their clock comes before the op
+                if not has_room(shard, saved):
+                    shard.reserve(saved)
         except (DPSError, MemoryError):
             return False
         return True
