@@ -31,5 +31,7 @@ Callback: TypeAlias = Callable[[Any], object]  # gets scipy's OptimizeResult; ma
 Model: TypeAlias = "BaseEstimator"  # an estimator of scikit-learn
 Settings: TypeAlias = dict[str, Any]  # keyword arguments
 # A learning rate that depends on the clock.
-Schedule: TypeAlias = "dps.Cosine | dps.Exponential | dps.InverseSqrt | dps.InverseTime | dps.Step | dps.Warmup"
+Schedule: TypeAlias = (
+    "dps.Cosine | dps.Exponential | dps.InverseSqrt | dps.InverseTime | dps.StalenessAware | dps.Step | dps.Warmup"
+)
 Json: TypeAlias = dict[str, Any]  # an object in JSON

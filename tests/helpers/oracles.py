@@ -71,6 +71,7 @@ class Model:
         self.deleted = False  # rows, so that they need not be in the order of their creation
         self.sums: dict[int, np.ndarray] | None = None
         self.sums_clock, self.parties, self.rows_of_data = 0, 1, -1
+        self.pushes: list[tuple[int, int]] = []  # clock and origin of those with a clock, whose run has not ended
 
     def fresh(self, key: int) -> np.ndarray:
         spec = self.spec
@@ -83,13 +84,35 @@ class Model:
     def value(self, key: int) -> np.ndarray:
         return self.rows.get(key, self.fresh(key))[0, : self.spec.dim]
 
-    def change(self, rule: int, key: int, update: np.ndarray, clock: int) -> None:
+    def change(self, rule: int, key: int, update: np.ndarray, clock: int, lag: int = 0) -> None:
         row = self.rows.setdefault(key, self.fresh(key))
         rules = {PUSH: self.spec.optimizer, ADD: dps.Add(), ASSIGN: dps.Assign()}
-        rules[rule].step(row, update[None], clock=clock)
+        rules[rule].step(row, update[None], clock=clock, lag=lag)
 
-    def apply(self, rule: int, keys: list[int], values: np.ndarray, clock: int, parties: int, rows: int = -1) -> None:
+    def lag(self, rule: int, clock: int, origin: int) -> int:
+        """How many clocks an op is behind the latest push."""
+        if rule != PUSH or clock == NO_CLOCK or self.spec.aggregate is not None:
+            return 0
+        self.pushes.append((clock, origin))
+        return max(self.pushes)[0] - clock
+
+    def retire(self, origins: range) -> None:
+        latest = max(self.pushes, key=lambda push: push[0], default=(NO_CLOCK, 0))  # the first one of that clock
+        if latest[1] in origins:
+            self.pushes = []
+
+    def apply(
+        self,
+        rule: int,
+        keys: list[int],
+        values: np.ndarray,
+        clock: int,
+        parties: int,
+        rows: int = -1,
+        origin: int = 0,
+    ) -> None:
         self.close_before(clock)
+        lag = self.lag(rule, clock, origin)
         self.clock = max(self.clock, clock)
         aside = rule == PUSH and self.spec.aggregate is not None and clock != NO_CLOCK
         if aside and self.sums is None:
@@ -106,7 +129,7 @@ class Model:
             if aside:
                 self.sums[key] = self.sums.get(key, np.zeros_like(update)) + update
             else:
-                self.change(rule, key, update, self.clock if clock == NO_CLOCK else clock)
+                self.change(rule, key, update, self.clock if clock == NO_CLOCK else clock, lag)
 
     def close_before(self, clock: int) -> None:
         if self.sums is not None and clock > self.sums_clock:
@@ -131,12 +154,14 @@ FLOAT_OPTIMIZERS = [
     dps.RMSprop(0.1),
     dps.Adam(0.1),
     dps.AdamW(dps.InverseTime(0.1, decay=1.0)),
+    dps.SGD(dps.StalenessAware(dps.Exponential(0.5, factor=0.75))),
+    dps.Adam(dps.StalenessAware(0.1)),
     dps.FTRL(l1=0.1),
 ]
 COLUMNS = {
     "w": dps.Column(1, optimizer=dps.FTRL(l1=0.1)),
     "v": dps.Column(3, dps.Normal(1.0, seed=6), dps.Adagrad(dps.Step(0.5, every=2), initial_accumulator=0.25, l2=0.1)),
-    "b": dps.Column(2, dps.Constant(0.5), dps.Adam(0.1)),
+    "b": dps.Column(2, dps.Constant(0.5), dps.Adam(dps.StalenessAware(0.1))),
     "n": dps.Column(1),
 }
 WHOLE_COLUMNS = {"n": dps.Column(2), "m": dps.Column(1, init=dps.Constant(3))}

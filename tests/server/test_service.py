@@ -56,6 +56,8 @@ SPECS = [
     TableSpec("copies", dim=2, shards=2, optimizer=dps.SGD(0.1), copies=2, id=14),
     TableSpec("memory", rows=20, shards=2, optimizer=dps.SGD(0.1), copies=2, ack="memory", id=15),
     TableSpec("rate", dim=2, shards=2, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.9)), id=16),
+    TableSpec("lag", dim=2, shards=2, optimizer=dps.SGD(dps.StalenessAware(0.5), l1=0.1), id=20),
+    TableSpec("lag copies", rows=40, dim=3, shards=2, optimizer=dps.Adam(dps.StalenessAware(0.1)), copies=2, id=21),
 ]
 for number, (rows, copies) in enumerate([(None, 1), (40, 1), (None, 2)], 17):
     dim, optimizer, init = of_columns(COLUMNS)
@@ -254,6 +256,7 @@ def content(cut: Cut | None) -> object:
         return None
     saved = cut.saved[: cut.copies].tobytes()
     numbers = cut.is_complete, cut.before, cut.latest, cut.has_changes, cut.existing, cut.given, cut.stop, cut.rows
+    numbers += (cut.lead and (cut.lead.clock, cut.lead.origin),)
     return numbers, saved, cut.place.tobytes(), cut.ledger.certificate().tolist(), getattr(cut, "pieces_read", [])
 
 
@@ -613,6 +616,33 @@ def test_a_step_that_does_not_wait_for_a_large_answer_is_caught(monkeypatch) -> 
         pushes_behind_a_large_answer()
 
 
+def an_op_that_closes_a_clock_during_a_cut() -> None:
+    """The rows of the sums are saved for the cut before those of the op, which have their room all the same."""
+    server, spec = prepared(), BY_NAME["mean"]
+    shard = server.role.tables[spec.id].replicas[0].shard
+    before, cut = shard.rows.copy(), shard.begin_cut(6)
+    summed = keyed(spec, frames.PUSH, [1, 2], np.ones((2, 2)), **{**NEXT, "clock": 6})
+    added = keyed(spec, frames.PUSH, [3], np.ones((1, 2)), **{**NEXT, "clock": 7}, flags=RULE_ADD)
+    for frame in (summed, added):
+        assert server.step(frame)[0] == len(frame)
+    assert shard.sums is None
+    assert np.flatnonzero((shard.rows != before).any(axis=1)).tolist() == [1, 2, 3]
+    cut.complete()
+    ((_, rows),) = cut.pieces(1 << 20)
+    np.testing.assert_array_equal(rows, before)
+
+
+def test_an_op_that_closes_a_clock_during_a_cut() -> None:
+    an_op_that_closes_a_clock_during_a_cut()
+
+
+@pytest.mark.slow
+def test_a_close_that_takes_the_room_of_its_op_is_caught(monkeypatch) -> None:
+    put_variant(monkeypatch, ("service",), "saved += shard.sums.count", "pass")
+    with pytest.raises(MovedError):
+        an_op_that_closes_a_clock_during_a_cut()
+
+
 @pytest.mark.parametrize("error", [MemoryError, LimitError])
 def test_without_memory_for_new_rows_it_is_declined(monkeypatch, error: type) -> None:
     server = prepared()
@@ -654,8 +684,8 @@ WRONG = [
     ("if table.finite and not are_finite", "if False and not are_finite"),
     ("may_follow(shard, head.clock, op.rule == OP_PUSH)", "False"),
     ("save_rows(shard, index, start, op.count, op.clock, op.rule == OP_PUSH)", "False"),
-    ("note_op(shard, head.clock, head.trainer, head.attempt, head.number)", "pass"),
-    ("has_room(shard, part[n].b - part[n].a)", "True"),
+    ("note_op(shard, head.clock, head.trainer, head.attempt, head.number, op.rule == OP_PUSH)", "pass"),
+    ("has_room(shard, saved)", "True"),
     ("if row < stop or head.rows > 0:", "if row < stop:"),
     ("if counts[n] > 0 or head.rows > 0:", "if counts[n] > 0:"),
     ("return aggregated and", "return False and"),
@@ -671,6 +701,10 @@ WRONG = [
     ("shard.version += 1", "pass"),
     ("        if head.clock > shard.clock:\n            shard.clock = head.clock\n", ""),
     ("shard.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    ("shard.lead.note(head.clock, head.trainer)", "shard.lead.note(head.clock, 0)"),
+    ("if shard.lead is not None and op.rule == OP_PUSH:", "if shard.lead is not None:"),
+    ("op.lag = shard.lead.lag(head.clock)", "pass"),
+    ("    if op.lag:\n", "    if False:\n"),
     ("not shard.row_start.is_zero", "False"),
     ("part[n].start, part[n].b - part[n].a)", "part[n].start, 0)"),
     ("add_keys(part[n].number, part[n].keys, ", "add_keys(part[n].number, NULL, "),
@@ -693,6 +727,8 @@ WRONG_CUTS = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
     ("CHANGED * inside | LATER * apart", "CHANGED"),
     ("if shard.changed is not None:", "if False:"),
     ("if origin:", "if False:"),
+    ("shard.lead.lag(clock) != cut.lead.lag(clock)", "False"),
+    ("cut.lead.note(clock, origin)", "pass"),
 ]
 
 

@@ -107,7 +107,7 @@ def a_change_that_breaks_off_ends_the_server() -> None:
         failed: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server.role.heartbeat, "fail", failed.append)
-            patch.setattr(Shard, "numbers_at", lambda shard, clock: 1 / 0)
+            patch.setattr(Shard, "numbers_at", lambda shard, clock, lag: 1 / 0)
             with pytest.raises((MovedError, ZeroDivisionError)):
                 server.step(frame)
         assert failed == ["ZeroDivisionError: division by zero"]

@@ -401,7 +401,7 @@ def test_a_broken_start_is_caught(file: str, old: str, new: str) -> None:
             "tuple(each.optimizer for each in parts)",
             "tuple(each.optimizer for each in parts)[::-1]",
         ),
-        (ColumnOptimizers, "numbers", "each.numbers(clock)", "each.numbers(0)"),
+        (ColumnOptimizers, "numbers", "each.numbers(clock, lag)", "each.numbers(0, lag)"),
     ],
 )
 def test_a_broken_variant_is_caught(monkeypatch, owner, name: str, old: str, new: str) -> None:

@@ -131,6 +131,7 @@ plain_rates = st.one_of(
     positive,
     st.builds(dps.InverseTime, positive, decay=least),
     st.builds(dps.InverseSqrt, positive, decay=least),
+    st.builds(dps.StalenessAware, positive),
     st.builds(dps.Exponential, positive, factor=st.floats(1e-6, 1)),
     st.builds(dps.Step, positive, every=st.integers(1, 10**9), factor=st.floats(1e-6, 1)),
     st.builds(dps.Cosine, positive, clocks=st.integers(1, 10**9)),

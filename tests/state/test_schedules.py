@@ -18,6 +18,7 @@ from dps.engine.state.schedules import (
     InverseSqrt,
     InverseTime,
     Schedule,
+    StalenessAware,
     Step,
     Warmup,
     as_schedule,
@@ -33,7 +34,8 @@ FALLING = {
     Step(0.5, every=7, factor=0.3): lambda c: 0.5 * 0.3 ** (c // 7),
     Cosine(0.5, clocks=100, floor=0.1): lambda c: 0.1 + 0.4 * (1 + math.cos(math.pi * min(c, 100) / 100)) / 2,
 }
-ALL = [*FALLING, Warmup(0.5, clocks=5), Warmup(Cosine(0.5, clocks=10), clocks=5)]
+LAGGING = [StalenessAware(0.5), StalenessAware(Warmup(Cosine(0.5, clocks=10), clocks=5))]
+ALL = [*FALLING, Warmup(0.5, clocks=5), Warmup(Cosine(0.5, clocks=10), clocks=5), *LAGGING]
 
 
 @pytest.mark.parametrize("schedule", FALLING, ids=repr)
@@ -58,6 +60,15 @@ def test_warmup_climbs_in_equal_steps_to_where_its_schedule_begins() -> None:
     rates = [Warmup(cosine, clocks=4)(clock) for clock in range(15)]
     np.testing.assert_allclose(rates[:5], [0.16, 0.32, 0.48, 0.64, 0.8], rtol=1e-12)
     assert rates[4:] == [cosine(clock) for clock in range(11)]
+
+
+@given(clock=st.integers(-1, 20), lag=st.integers(0, 2**62))
+def test_a_rate_is_divided_by_the_lag(clock: int, lag: int) -> None:
+    for aware in LAGGING:
+        rate = aware.schedule(clock)
+        assert aware(clock) == aware(clock, 0) == aware(clock, 1) == rate, "the same bits"
+        assert aware(clock, lag) == rate / max(1, lag)
+        assert aware.schedule(clock, lag) == rate, "no other schedule asks for it"
 
 
 def test_cosine_ends_exactly_at_its_floor() -> None:
@@ -86,6 +97,12 @@ def test_as_schedule() -> None:
         (lambda: Step(1, every=1.5), "every is 1.5"),
         (lambda: Cosine(0.1, clocks=5, floor=0.2), "floor is 0.2 but must be at most lr"),
         (lambda: Warmup(-1.0, clocks=5), "lr is -1.0"),
+        (lambda: StalenessAware(0), "lr is 0"),
+        (
+            lambda: Warmup(StalenessAware(0.1), clocks=5),
+            r"Warmup: schedule is StalenessAware.* goes around other sched",
+        ),
+        (lambda: StalenessAware(StalenessAware(0.1)), "StalenessAware: schedule is StalenessAware"),
         (lambda: schedule_from_dict({"name": "Sine"}), "no schedule called 'Sine'; dps knows Cosine, Exponential"),
         (lambda: schedule_from_dict({}), "no schedule called None"),
         (lambda: schedule_from_dict({"name": "Fixed"}), "Fixed takes lr; unknown: .*, missing: .'lr'"),

@@ -373,9 +373,12 @@ HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Pha
 KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Constant(0.5))
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
+LAG = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.StalenessAware(0.5)))
 MUTANTS = [
-    (RATE, Shard, "carry_out", "op.clock > self.clock", "op.clock >= 0"),
-    (RATE, Shard, "numbers_at", "self.numbers.get(clock)", "self.numbers.get(min(self.numbers, default=-1))"),
+    (RATE, Shard, "carry_out", "max(self.clock, op.clock)", "max(0, op.clock)"),
+    (RATE, Shard, "numbers_at", "self.numbers.get(key)", "self.numbers.get(min(self.numbers, default=-1))"),
+    (LAG, Shard, "carry_out", "self.lead.note(op.clock, op.origin)", "pass"),
+    (dataclasses.replace(LAG, aggregate="sum"), Shard, "__init__", " and spec.aggregate is None", ""),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "carry_out", "self.close_before(op.clock)", "pass"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "would_close", ">", ">="),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "carry_out", "op.clock != NO_CLOCK", "True"),
@@ -406,6 +409,8 @@ MEANS = [dataclasses.replace(KEYED, aggregate="mean"), dataclasses.replace(DENSE
 COMPILED = [  # text of dps/engine/core/shards/apply.pyx, the wrong text
     (KEYED, "ADDITION if op.rule == OP_ADD", "ADDITION if op.rule != OP_ADD"),
     (RATE, "shard.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    (LAG, "if op.lag:", "if False:"),
+    (LAG, "read.lag = 0 if shard.lead is None else shard.lead.lag(read.clock)", "read.lag = 0"),
     *[(mean, "max(sums.parties, op.parties)", "op.parties") for mean in MEANS],
     (MEANS[1], "max(sums.rows, <int64_t> 0) + op.rows", "op.rows"),
     (MEANS[0], "if op.rows >= 0:", "if op.rows > 0:"),

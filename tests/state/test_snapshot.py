@@ -409,6 +409,7 @@ HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Pha
 KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Normal(1.0, seed=1))
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
+LAG = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.StalenessAware(0.5)))
 SUMMED = dataclasses.replace(KEYED, aggregate="sum")
 MUTANTS = [
     (KEYED, Shard, "apply", "self.cut.note(op)", "pass"),
@@ -437,6 +438,8 @@ MUTANTS = [
     (BORN, Cut, "step_saved", "op.keys[which]", "op.keys[: len(which)]"),
     (KEYED, Cut, "step_saved", "op.values[which]", "op.values[: len(which)]"),
     (RATE, Cut, "step_saved", "self.latest if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    (LAG, Cut, "__init__", "shard.lead.copy()", "shard.lead"),
+    (LAG, Cut, "step_saved", "self.lead.lag(op.clock)", "shard.lead.lag(op.clock)"),
     (SUMMED, Cut, "complete", "self.is_complete, self.stop = True, self.shard.end", "self.is_complete = True"),
 ]
 
@@ -454,6 +457,8 @@ COMPILED = [  # text of dps/engine/core/shards/apply.pyx or cuts.pyx, the wrong 
     (KEYED, "cut.has_changes |= apart", "pass"),
     (KEYED, "cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.end", "pass"),
     (RATE, "cut.latest != shard.clock", "False"),
+    (LAG, "shard.lead.lag(clock) != cut.lead.lag(clock)", "False"),
+    (LAG, "cut.lead.note(clock, origin)", "pass"),
     (KEYED, "CHANGED * inside", "0"),
     (KEYED, "LATER * apart", "CHANGED * apart"),
     (RATE, "LATER * apart", "LATER * (not inside)"),

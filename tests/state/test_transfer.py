@@ -242,6 +242,7 @@ HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Pha
 KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 SUMMED, MEANT = dataclasses.replace(KEYED, aggregate="sum"), dataclasses.replace(DENSE, aggregate="mean")
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
+LAG = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.StalenessAware(0.5)))
 MUTANTS = [
     (KEYED, _KeyedSoFar, "_part", "index >= 0", "index >= -1"),  # ops give birth to rows that come later
     (KEYED, _KeyedSoFar, "_part", "index >= 0", "index >= 1"),
@@ -252,6 +253,8 @@ MUTANTS = [
     (KEYED, Joining, "begin", "Ledger()", "Ledger(), 0"),
     (KEYED, transfer, "take_head", 'meta["version"]', "0"),
     (RATE, transfer, "take_head", 'meta["clock"]', "0"),
+    (LAG, transfer, "take_head", 'meta["lead"]', "-1, 0"),
+    (LAG, Joining, "apply", "self._shard.lead.note(op.clock, op.origin)", "pass"),
     (KEYED, Joining, "add", "Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))", "Ledger()"),
     (KEYED, Joining, "apply", "op if self._complete else ", ""),
     (SUMMED, transfer, "take_head", 'meta["sums"] is not None', "False"),

@@ -263,8 +263,12 @@ class ColumnOptimizers(Optimizer):
             raise InputError(f"{self.kind} steps rows of dim {sum(self.dims)}, not {dim}")
         return sum(self.slots())
 
-    def numbers(self, clock: int) -> np.ndarray:
-        return np.concatenate([each.numbers(clock) for each in self.optimizers])
+    @property
+    def uses_lag(self) -> bool:
+        return any(each.uses_lag for each in self.optimizers)
+
+    def numbers(self, clock: int, lag: int = 0) -> np.ndarray:
+        return np.concatenate([each.numbers(clock, lag) for each in self.optimizers])
 
     def to_dict(self) -> Description:
         parts = [each.to_dict() for each in self.optimizers]

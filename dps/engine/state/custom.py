@@ -100,7 +100,7 @@ class Custom(Optimizer):
     def init(self, dim: int) -> int:
         return self.columns
 
-    def numbers(self, clock: int) -> np.ndarray:
+    def numbers(self, clock: int, lag: int = 0) -> np.ndarray:
         """The clock alone."""
         return np.array([clock], np.float64)
 
@@ -170,6 +170,11 @@ def custom(optimizer: Optimizer, dim: int) -> Optimizer:
         return optimizer
     if kind.update is Optimizer.update:
         raise InputTypeError(f"optimizer {kind.__name__} has no method update(self, values, state, gradients, clock)")
+    if optimizer.uses_lag:
+        raise InputError(
+            f"optimizer {kind.__name__} has a learning rate of StalenessAware, and its update() gets the clock alone: "
+            "give it a rate that depends on the clock only, or use an optimizer of dps"
+        )
     columns = optimizer.init(dim)
     if isinstance(columns, bool) or not isinstance(columns, (int, np.integer)) or columns < 0:
         raise InputTypeError(f"{kind.__name__}.init({dim}) is a number of columns of state, not {columns!r}")

@@ -98,6 +98,8 @@ class Merger:
         failure = next((head["failure"] for head in heads if head["failure"] is not None), None)
         head: Description = {"clock": max(each["clock"] for each in heads), "failure": failure}
         head["version"] = sum(each["version"] for each in heads)
+        if "lead" in heads[0]:
+            head["lead"] = max(each["lead"] for each in heads)  # [clock, origin]
         head["gone"] = [sum(each["gone"][n] for each in heads) for n in (0, 1)]
         ledger = joined_ledger([shard.ledger for shard in self._shards])
         return {self._number: self._whole.finish({**head, "waiting": 0, "remembered": 0, "sums": None}, [], ledger)}

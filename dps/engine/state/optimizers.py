@@ -6,7 +6,8 @@ row. Compiled kernels do the work (:mod:`dps.engine.core.shards.optimizers`). If
 results are those of ``torch.optim``.
 
 In the equations g is the pushed update of one row, w its values; all products are column by column. eta is the learning
-rate, ``lr``: a number, or a :mod:`schedule <dps.engine.state.schedules>` evaluated at the clock of the push.
+rate, ``lr``: a number, or a :mod:`schedule <dps.engine.state.schedules>` evaluated at the clock of the push (and, for
+:class:`~dps.engine.state.schedules.StalenessAware`, at its lag).
 
 ``l1`` and ``l2`` are proximal: after the gradient step with a column's effective rate r,
 w <- sign(w) max(\\|w\\| - r l1, 0) / (1 + r l2), so that l1 makes weights exactly zero (Duchi and Singer, 2009).
@@ -23,7 +24,7 @@ import numpy as np
 from dps.engine.core.shards import optimizers as kernels
 from dps.engine.state.dtypes import DTYPES, REALS
 from dps.engine.state.recipes import Recipe, flag, from_dict, number
-from dps.engine.state.schedules import RATE, Schedule
+from dps.engine.state.schedules import RATE, Schedule, StalenessAware
 
 __all__ = [
     "FTRL",
@@ -93,6 +94,11 @@ class Optimizer(Recipe):
         """Whether the values follow from the state, so that ``add`` and ``assign`` would be undone by the next push."""
         return False
 
+    @property
+    def uses_lag(self) -> bool:
+        """Whether the step of a push depends on the clocks by which it lags behind the latest one of its shard."""
+        return any(isinstance(getattr(self, each.name), StalenessAware) for each in fields(self))
+
     def init(self, dim: int) -> int:
         """How many columns of state follow the `dim` columns of values; in a new row they hold `slot_start`."""
         return self.states * dim
@@ -127,15 +133,18 @@ class Optimizer(Recipe):
         self.step(rows, np.ascontiguousarray(gradients), clock=clock)
         values[:], state[:] = rows[:, :dim], rows[:, dim:]
 
-    def numbers(self, clock: int) -> np.ndarray:
-        """The parameters of dps's own class in the order of its fields, schedules evaluated at `clock`; float64."""
+    def numbers(self, clock: int, lag: int = 0) -> np.ndarray:
+        """The parameters of dps's own class in the order of its fields, float64; schedules are evaluated at `clock`,
+        for a push that lags `lag` clocks behind."""
         own = next(kind for kind in type(self).__mro__ if is_of_dps(kind))
         values = [getattr(self, each.name) for each in fields(own)]
-        return np.array([v(clock) if isinstance(v, Schedule) else v for v in values], dtype=np.float64)
+        return np.array([v(clock, lag) if isinstance(v, Schedule) else v for v in values], dtype=np.float64)
 
-    def step(self, rows: np.ndarray, updates: np.ndarray, index: np.ndarray = WHOLE_TABLE, clock: int = 0) -> None:
+    def step(
+        self, rows: np.ndarray, updates: np.ndarray, index: np.ndarray = WHOLE_TABLE, clock: int = 0, lag: int = 0
+    ) -> None:
         """Apply `updates` to rows[index] (without an index: to the first rows), in place."""
-        self.kernel(rows, index, 0, updates, self.numbers(clock))
+        self.kernel(rows, index, 0, updates, self.numbers(clock, lag))
 
 
 def is_of_dps(kind: type) -> bool:

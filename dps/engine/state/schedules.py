@@ -2,6 +2,9 @@
 
 The clock is the number of iterations that the pushing trainer has completed, as stamped on its push: 0, 1, 2, ... A
 negative clock counts as clock 0.
+
+The lag of a push is the number of clocks by which it is behind the latest push to its shard. :class:`StalenessAware`
+is a function of it, too. All copies of a shard agree on it, because it follows from the pushes that they carry out.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ __all__ = [
     "InverseSqrt",
     "InverseTime",
     "Schedule",
+    "StalenessAware",
     "Step",
     "Warmup",
     "as_schedule",
@@ -38,7 +42,7 @@ class Schedule(Recipe):
     0.2
     """
 
-    def __call__(self, clock: int) -> float:
+    def __call__(self, clock: int, lag: int = 0) -> float:
         return self._at(max(int(clock), 0))
 
     def _at(self, clock: int) -> float:
@@ -63,7 +67,19 @@ def as_schedule(
     raise InputTypeError(f"{label} is {value!r} but must be a number above 0 or a schedule{usual}")
 
 
-RATE = {"convert": as_schedule}  # metadata of a field that holds a schedule, or a number that becomes one
+def as_inner_schedule(value: Schedule | Mapping[str, object] | float, label: str, default: object) -> Schedule:
+    """The same for a schedule inside another one, which is a function of the clock alone."""
+    schedule = as_schedule(value, label, default)
+    if isinstance(schedule, StalenessAware):
+        raise InputError(
+            f"{label} is {schedule!r}, whose rate depends on the push as well: it goes around other schedules and not "
+            "into them, such as StalenessAware(Warmup(0.1, clocks=5))"
+        )
+    return schedule
+
+
+# Metadata of a field that holds a schedule, or a number that becomes one; and of a schedule's own field.
+RATE, INNER_RATE = {"convert": as_schedule}, {"convert": as_inner_schedule}
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,7 +247,7 @@ class Warmup(Schedule):
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
 
-    schedule: Schedule | float = field(metadata=RATE)
+    schedule: Schedule | float = field(metadata=INNER_RATE)
     clocks: int = number(least=1, whole=True)
 
     def _at(self, clock: int) -> float:
@@ -239,3 +255,38 @@ class Warmup(Schedule):
         if clock < self.clocks:
             return schedule(0) * ((clock + 1) / (self.clocks + 1))
         return schedule(clock - self.clocks)
+
+
+@dataclass(frozen=True, repr=False)
+class StalenessAware(Schedule):
+    """``schedule(clock) / max(1, lag)``: a push that lags behind takes a smaller step.
+
+    This is the rule of Zhang, Gupta, Lian and Liu, "Staleness-aware Async-SGD for Distributed Deep Learning" (IJCAI
+    2016, Equation 3): the learning rate is divided by the staleness of the gradient, and is not changed where that is
+    0. So a push that lags 1 clock behind still takes a full step, and where all trainers are at one clock, as with
+    staleness 0, rows get the same bits as with `schedule` alone. The paper counts the updates between the pull and the
+    push of a gradient. dps counts clocks: the *lag* of a push is the latest clock of a push to the same shard, by a
+    trainer whose run has not ended, minus the clock of this push. A push without a clock does not lag.
+
+    In a run of staleness s no push lags by more than s clocks, so this changes nothing before s = 2. With infinite
+    staleness the lag of a trainer that is always slower grows without bound, and its pushes count less and less,
+    although the rows that it has pulled are fresh: prefer a finite staleness.
+
+    It goes around other schedules, not into them. A table with ``aggregate=`` has one step for all pushes of a clock,
+    which never lags. An optimizer of the user cannot have it, because `update` gets the clock alone.
+
+    Parameters
+    ----------
+    schedule : schedule or float
+        The rate of a push that does not lag.
+
+    Examples
+    --------
+    >>> [StalenessAware(0.6)(clock=7, lag=lag) for lag in range(4)]
+    [0.6, 0.6, 0.3, 0.19999999999999998]
+    """
+
+    schedule: Schedule | float = field(metadata=INNER_RATE)
+
+    def __call__(self, clock: int, lag: int = 0) -> float:
+        return as_schedule(self.schedule)(clock) / max(1, lag)

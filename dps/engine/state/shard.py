@@ -45,7 +45,7 @@ from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_ran
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.records import note_pulls
 from dps.engine.core.shards.rows import gather, gather_range, use_small_pages
-from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
+from dps.engine.core.shards.states import VALUES_PER_ROW, Lead, SumsState
 from dps.engine.state import deletion
 from dps.engine.state.admission import Admission
 from dps.engine.state.ages import Ages, begin_moment
@@ -252,6 +252,7 @@ class Shard(CutShard):
         self.kernel = spec.optimizer.kernel
         self.rows = growing_rows(0, self.width, spec.dtype)
         self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
+        self.lead = Lead() if spec.optimizer.uses_lag and spec.aggregate is None else None
         self.version = 0  # how many changes there have been
         self.ledger = Ledger()
         self.failure = None
@@ -292,6 +293,8 @@ class Shard(CutShard):
         self.version += 1
         if op.rule == RETIRE:
             self.ledger.retire(*RetireOp.of(op))
+            if self.lead is not None:
+                self.lead.retire(*RetireOp.of(op))
         elif op.rule == AGE:
             begin_moment(self, AgeOp.of(op))
         elif not self._taken_over(op):
@@ -382,7 +385,7 @@ class Shard(CutShard):
             return op
         rows = self._rows_before(op)
         try:
-            run_rule(self, rows, op, NO_INDEX, 0)
+            run_rule(self, rows, op, NO_INDEX, 0, 0)
             if self.spec.finite and not self.spec.are_finite(rows):
                 raise FunctionError(f"{self.spec.optimizer.kind}.update made NaN or infinity, which the table refuses")
         except FunctionError as error:
@@ -397,8 +400,9 @@ class Shard(CutShard):
         self.close_before(op.clock)
         if op.rule == ROWS and SteppedOp.matches(op):
             self.sums = None
-        if op.clock > self.clock:
-            self.clock = op.clock
+        self.clock = max(self.clock, op.clock)
+        if self.lead is not None and op.rule == PUSH:
+            self.lead.note(op.clock, op.origin)
         if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
             add_to_sums(self, op)
         elif op.rule == DELETE:
@@ -495,13 +499,14 @@ class Shard(CutShard):
     def index_tables(self) -> tuple[np.ndarray, ...]:
         return ()
 
-    def numbers_at(self, clock: int) -> np.ndarray:
-        """The optimizer's numbers at that clock."""
-        numbers = self.numbers.get(clock)
+    def numbers_at(self, clock: int, lag: int) -> np.ndarray:
+        """The optimizer's numbers for a push of that clock, which lags so many clocks behind."""
+        key = (clock, lag) if lag else clock
+        numbers = self.numbers.get(key)
         if numbers is None:
             if len(self.numbers) >= MAX_CLOCKS:
                 self.numbers.clear()
-            numbers = self.numbers[clock] = self.spec.optimizer.numbers(clock)
+            numbers = self.numbers[key] = self.spec.optimizer.numbers(clock, lag)
         return numbers
 
     def check_weight(self, op: Op) -> None:
@@ -545,7 +550,7 @@ class Shard(CutShard):
         """A twin, which shares all memory with the shard until one of the two has its own."""
         twin = copy.copy(self)
         twin.numbers, twin.discarded, twin.made_beside, twin.twin = dict(self.numbers), [], None, None
-        twin.ages = Ages(self.ages.marks)
+        twin.ages, twin.lead = Ages(self.ages.marks), self.lead and self.lead.copy()
         twin.removed, twin.removed_later = list(self.removed), list(self.removed_later)
         twin.compacted_at_once = MAX_ROWS
         if self.cut is not None:
@@ -572,7 +577,7 @@ class Shard(CutShard):
             self.dirty = twin.dirty
         self.index, self.vacant, self.vacancies = twin.index, twin.vacant, twin.vacancies
         self.removed, self.removed_later = twin.removed, twin.removed_later
-        self.sums, self.failure = twin.sums, twin.failure
+        self.sums, self.failure, self.lead = twin.sums, twin.failure, twin.lead
         if self.cut is not None:
             assert twin.cut is not None
             self.cut.follow(twin.cut)

@@ -39,7 +39,8 @@ from dps.engine.core.shards.records import use
 from dps.engine.core.shards.states import CutState, ShardState
 from dps.engine.state.admission import Admission
 from dps.engine.state.disk_rows import Reader
-from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, Op, TableSpec
+from dps.engine.state.op_views import RetireOp
+from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, PUSH, RETIRE, Op, TableSpec
 from dps.engine.state.partition import distinct
 from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError
@@ -150,6 +151,7 @@ class Cut(CutState):
         self.rows, self.removed = 0, NO_KEYS
         self.before = 0 if clock is None else clock
         self.latest = shard.clock
+        self.lead = shard.lead and shard.lead.copy()
         self.ledger = Ledger.from_arrays(shard.ledger.to_arrays(answers=False))
         self.admission = None if shard.admission is None else shard.admission.copied()
         self.place = np.zeros(len(shard.rows), np.int32)
@@ -271,9 +273,12 @@ class Cut(CutState):
             self.saved.resize((need + need // 4, self.shard.width), refcheck=False)
 
     def note(self, op: Op) -> None:
-        """Note an applied op. (Not that an origin retired: after a restore to this clock it may make ops again.)"""
+        """Note an applied op. (Not in the ledger that an origin retired: after a restore to this clock it may make ops
+        again.)"""
         if op.rule < CLOSE:
-            note(self.shard, op.clock, op.origin, op.attempt, op.number)
+            note(self.shard, op.clock, op.origin, op.attempt, op.number, op.rule == PUSH)
+        elif op.rule == RETIRE and self.lead is not None:
+            self.lead.retire(*RetireOp.of(op))
 
     def shared_with(self, twin: CutShard) -> Cut:
         """This cut, for a twin of the shard (`beside.py`); it shares all memory with this one."""
@@ -320,7 +325,7 @@ class Cut(CutState):
         keys = op.start + which if op.keys is None else op.keys[which]
         copied = op._replace(keys=keys, values=op.values[which], clock=clock, after=None)
         try:
-            run_rule(shard, self.saved, copied, where, 0)
+            run_rule(shard, self.saved, copied, where, 0, 0 if self.lead is None else self.lead.lag(op.clock))
             if shard.record_at:
                 use(shard, self.saved, keys, where)
         except FunctionError as error:  # the rows have been stepped, so the push counts, and the cut does not

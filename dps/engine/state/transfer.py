@@ -31,7 +31,7 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.ages import ages_to_dict, restore_ages
 from dps.engine.state.deletion import vacate
 from dps.engine.state.disk_rows import Reader
-from dps.engine.state.ops import Op, TableSpec
+from dps.engine.state.ops import PUSH, Op, TableSpec
 from dps.engine.state.partition import bound
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard
@@ -64,6 +64,8 @@ def head_of(shard: DenseShard | KeyedShard) -> Piece:
     meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
     if shard.record_at:
         meta["ages"] = ages_to_dict(shard)
+    if shard.lead is not None:
+        meta["lead"] = [shard.lead.clock, shard.lead.origin]
     meta["gone"] = [shard.evicted, shard.expired]
     gone = [] if shard.gone is None else shard.gone.to_arrays()
     meta["remembered"] = len(gone)
@@ -83,6 +85,8 @@ def take_head(shard: DenseShard | KeyedShard, meta: Description, arrays: list[np
     shard.restore(meta["clock"], meta["version"], ledger)
     if "ages" in meta:
         restore_ages(shard, meta["ages"])
+    if shard.lead is not None:
+        shard.lead.clock, shard.lead.origin = meta["lead"]
     shard.evicted, shard.expired = meta["gone"]
     if meta["failure"] is not None:
         shard.failure = FunctionError(meta["failure"])
@@ -352,6 +356,8 @@ class Joining:
 
     def apply(self, op: Op) -> bool:
         """Carry out an op of the shard on those of its rows that are here."""
+        if self._shard.lead is not None and op.rule == PUSH:  # which has to know the origin of the op
+            self._shard.lead.note(op.clock, op.origin)
         return self._shard.apply(op if self._complete else op._replace(origin=0, answer=False))
 
     def close_file(self) -> None:
@@ -375,6 +381,7 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
     parts |= {f"gone {i}": array for i, array in enumerate(shard.gone.to_arrays() if shard.gone else ())}
     parts |= {
         "clock": shard.clock,
+        "lead": shard.lead and (shard.lead.clock, shard.lead.origin),
         "open clock": sums and (sums.clock, sums.parties, sums.rows),
         "row count": len(shard),
     }

@@ -357,6 +357,7 @@ cdef class Service:
         A forwarded push that is summed bears no row before the sums are closed.
         """
         cdef ShardState shard
+        cdef int64_t saved
         cdef int n
         try:
             self._room(INDEX, head.count * sizeof(int64_t) + 1)
@@ -374,8 +375,11 @@ cdef class Service:
                     return False
                 if self.bounded and head.kind == PUSH and self._grows(table, &part[n], op):
                     return False
-                if not has_room(shard, part[n].b - part[n].a):
-                    shard.reserve(part[n].b - part[n].a)
+                saved = part[n].b - part[n].a
+                if shard.cut is not None and shard.sums is not None and head.clock > (<SumsState> shard.sums).clock:
+                    saved += shard.sums.count  # because the step that closes their clock comes before the op
+                if not has_room(shard, saved):
+                    shard.reserve(saved)
         except (DPSError, MemoryError):
             return False
         return True
@@ -424,6 +428,9 @@ cdef class Service:
             shard.close_before(head.clock)
         if head.clock > shard.clock:
             shard.clock = head.clock
+        if shard.lead is not None and op.rule == OP_PUSH:
+            shard.lead.note(head.clock, head.trainer)
+            op.lag = shard.lead.lag(head.clock)
         op.keys, op.start, op.count = part.keys, part.start, part.b - part.a
         op.values = values + part.a * table.row_bytes
         if learns(part):
@@ -435,7 +442,7 @@ cdef class Service:
             step_rows(shard, op, index, None)
         if head.trainer:
             shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
-        note_op(shard, head.clock, head.trainer, head.attempt, head.number)
+        note_op(shard, head.clock, head.trainer, head.attempt, head.number, op.rule == OP_PUSH)
         return 0
 
     cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1:
@@ -479,6 +486,6 @@ cdef RowsOp _op_of(const dps_header *head) noexcept:
     """The op that a push describes, without its rows."""
     cdef RowsOp op
     op.rule = OP_ADD if head.flags & RULE_ADD else OP_ASSIGN if head.flags & RULE_ASSIGN else OP_PUSH
-    op.clock, op.parties, op.rows = head.clock, head.parties, head.rows
+    op.clock, op.parties, op.rows, op.lag = head.clock, head.parties, head.rows, 0
     op.keys, op.start, op.count, op.values, op.after = NULL, 0, 0, NULL, NULL
     return op

@@ -216,8 +216,10 @@ cdef int _run(ShardState shard, cnp.ndarray rows, const RowsOp *op, const int64_
 cdef cnp.ndarray _numbers(ShardState shard, const RowsOp *op):
     """The optimizer's numbers at the clock of an op."""
     clock = shard.clock if op.clock == NO_CLOCK else op.clock
+    if op.lag:
+        return shard.numbers_at(clock, op.lag)
     numbers = shard.numbers.get(clock)
-    return shard.numbers_at(clock) if numbers is None else numbers
+    return shard.numbers_at(clock, 0) if numbers is None else numbers
 
 
 cdef void _number(const RowsOp *op, int64_t low, int64_t *index) noexcept:
@@ -262,11 +264,20 @@ def change(ShardState shard not None, op not None, cnp.ndarray index not None, i
 
 
 def run_rule(
-    ShardState shard not None, cnp.ndarray rows not None, op not None, cnp.ndarray index not None, int64_t start
+    ShardState shard not None,
+    cnp.ndarray rows not None,
+    op not None,
+    cnp.ndarray index not None,
+    int64_t start,
+    int64_t lag,
 ) -> None:
-    """Change other rows than those of the shard as the rule of the op says: copies, [n, dim + slots]."""
+    """Change other rows than those of the shard as the rule of the op says: copies, [n, dim + slots].
+
+    There a push lags `lag` clocks behind.
+    """
     cdef RowsOp read
     held = _read(shard, op, &read)
+    read.lag = lag
     memory(rows, check_rows(rows, shard.rows), True)
     _run(shard, rows, &read, rows_listed(index, start, read.count, rows.shape[0]), start)
 
@@ -276,6 +287,7 @@ cdef tuple _read(ShardState shard, object op, RowsOp *read):
     cdef cnp.ndarray values = op.values, keys, after
     cdef int64_t width = shard.rows.shape[1]
     read.rule, read.clock, read.parties, read.rows = op.rule, op.clock, op.parties, op.rows
+    read.lag = 0 if shard.lead is None else shard.lead.lag(read.clock)
     read.start, read.count, read.keys, read.values, read.after = op.start, values.shape[0], NULL, NULL, NULL
     keys, after = op.keys, values if op.rule == OP_ROWS else op.after
     if keys is not None:

@@ -8,7 +8,9 @@ cdef bint save_rows(
     ShardState shard, const int64_t *index, int64_t start, int64_t count, int64_t clock, bint is_step
 ) except -1
 cdef int fill_vacancies(ShardState shard, const int64_t *index, int64_t count) except -1
-cdef int note_op(ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number) except -1
+cdef int note_op(
+    ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number, bint is_step
+) except -1
 
 
 cdef extern from "cuts.h" nogil:

@@ -66,10 +66,17 @@ cdef bint _includes(CutState cut, int64_t clock) noexcept:
 cdef bint _is_apart(ShardState shard, int64_t clock, bint is_step) noexcept:
     """Whether an op changes rows of the shard otherwise than those of the cut.
 
-    A push without a clock counts as one of the latest clock, which may differ between the shard and the cut.
+    A push without a clock counts as one of the latest clock, which may differ between the shard and the cut. So may the
+    clocks by which a push lags behind.
     """
     cdef CutState cut = shard.cut
-    return not _includes(cut, clock) or (is_step and clock == NO_CLOCK and cut.latest != shard.clock)
+    if not _includes(cut, clock):
+        return True
+    if not is_step:
+        return False
+    if clock == NO_CLOCK:
+        return cut.latest != shard.clock
+    return shard.lead is not None and shard.lead.lag(clock) != cut.lead.lag(clock)
 
 
 cdef bint may_follow(ShardState shard, int64_t clock, bint is_step) noexcept:
@@ -164,11 +171,15 @@ def occupy(ShardState shard not None, cnp.ndarray index not None) -> None:
         fill_vacancies(shard, row, cnp.PyArray_SIZE(index))
 
 
-cdef int note_op(ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number) except -1:
+cdef int note_op(
+    ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number, bint is_step
+) except -1:
     """Note an applied op of rows, if a cut is made and the op is in it."""
     cdef CutState cut = shard.cut
     if cut is not None and _includes(cut, clock):
         cut.latest = max(cut.latest, clock)
+        if cut.lead is not None and is_step:
+            cut.lead.note(clock, origin)
         if origin:
             cut.ledger.record(origin, attempt, clock, number)
     return 0
@@ -199,9 +210,11 @@ def save(
     return save_rows(shard, row, start, count, clock, is_step)
 
 
-def note(ShardState shard not None, int64_t clock, int64_t origin, int64_t attempt, int64_t number) -> None:
-    """Note an applied op of rows, if it is in the shard's cut. Origin 0 is none."""
-    note_op(shard, clock, origin, attempt, number)
+def note(
+    ShardState shard not None, int64_t clock, int64_t origin, int64_t attempt, int64_t number, bint is_step
+) -> None:
+    """Note an applied op of rows, if it is in the shard's cut. Origin 0 is none. `is_step` is as for :func:`save`."""
+    note_op(shard, clock, origin, attempt, number, is_step)
 
 
 def follow(

@@ -9,10 +9,17 @@ from dps.engine.core.shards.ledger cimport Ledger
 from dps.engine.core.shards.optimizers cimport Kernel
 
 
+cdef class Lead:
+    cdef public int64_t clock, origin
+    cpdef void note(self, int64_t clock, int64_t origin) noexcept
+    cpdef int64_t lag(self, int64_t clock) noexcept
+
+
 cdef class CutState:
     cdef public int64_t before, latest, copies, existing, given, stop
     cdef public bint is_complete, has_changes
     cdef public Ledger ledger
+    cdef public Lead lead
     cdef public cnp.ndarray place, saved
 
 
@@ -26,6 +33,7 @@ cdef class ShardState:
     cdef public int64_t number, low, dim, clock, version, vacancies
     cdef public object sums
     cdef public CutState cut
+    cdef public Lead lead
     cdef public dict numbers
     cdef public int64_t record_at, most_rows, spilled, uses
     cdef public int64_t moment_at_base, base_version, ops_of_moment

@@ -11,12 +11,21 @@ from dps.engine.core.shards.ledger import Ledger
 
 VALUES_PER_ROW: int
 
+class Lead:
+    clock: int
+    origin: int
+    def note(self, clock: int, origin: int) -> None: ...
+    def lag(self, clock: int) -> int: ...
+    def retire(self, first: int, count: int) -> None: ...
+    def copy(self) -> Lead: ...
+
 class CutState:
     before: int
     latest: int
     is_complete: bool
     has_changes: bool
     ledger: Ledger
+    lead: Lead | None
     place: np.ndarray
     saved: np.ndarray
     copies: int
@@ -41,7 +50,8 @@ class ShardState:
     dim: int
     row_start: RowStart
     kernel: Callable[..., None]
-    numbers: dict[int, np.ndarray]
+    lead: Lead | None
+    numbers: dict[int | tuple[int, int], np.ndarray]
     record_at: int
     most_rows: int
     spilled: int

@@ -18,6 +18,49 @@ VALUES_PER_ROW = 32
 cdef int64_t values_per_row = VALUES_PER_ROW
 cdef enum:
     moments = 0xFFFFFF  # as in records.h
+    NO_CLOCK = -1
+
+
+cdef class Lead:
+    """The latest clock of a push to a shard, and the origin of that push; ops of one trainer come from one origin.
+
+    Only a shard whose optimizer asks how far a push lags behind has one, and no shard of a table that aggregates, because
+    that makes one step for all pushes of a clock. The clocks of the next run begin at 0, so the lead ends with its
+    origin.
+
+    Examples
+    --------
+    >>> lead = Lead()
+    >>> lead.note(7, 3)
+    >>> lead.note(4, 5)
+    >>> lead.lag(4), lead.lag(7), lead.lag(-1)
+    (3, 0, 0)
+    >>> lead.retire(3, 1)
+    >>> lead.lag(4)
+    0
+    """
+
+    def __init__(self):
+        self.clock, self.origin = NO_CLOCK, 0
+
+    cpdef void note(self, int64_t clock, int64_t origin) noexcept:
+        """A push of that clock and origin has come."""
+        if clock > self.clock:
+            self.clock, self.origin = clock, origin
+
+    cpdef int64_t lag(self, int64_t clock) noexcept:
+        """How many clocks a push of that clock is behind; a push without a clock is not."""
+        return self.clock - clock if NO_CLOCK < clock < self.clock else 0
+
+    def retire(self, int64_t first, int64_t count):
+        """The origins first, first + 1, ... make no more pushes."""
+        if first <= self.origin < first + count:
+            self.clock, self.origin = NO_CLOCK, 0
+
+    def copy(self):
+        cdef Lead made = Lead()
+        made.clock, made.origin = self.clock, self.origin
+        return made
 
 
 cdef class CutState:
@@ -35,6 +78,8 @@ cdef class CutState:
         An op outside the cut has changed the shard, so that the cut's rows may differ from the shard's.
     ledger : Ledger
         The last op in the cut of each origin.
+    lead : Lead or None
+        The latest push in the cut, where the shard has one, too.
     place : ndarray of int32
         Of each row: 0, the cut's row is the shard's; n > 0, it is saved as number n - 1; -1, it is absent.
     saved : ndarray
@@ -66,6 +111,8 @@ cdef class ShardState:
         Of the open clock, or None.
     cut : CutState or None
         The cut that is being read.
+    lead : Lead or None
+        The latest push, where the optimizer asks how far a push lags behind it.
     changed : numpy.ndarray or None
         A byte of flags for each row, if changes are tracked.
     vacant : numpy.ndarray or None
@@ -85,7 +132,7 @@ cdef class ShardState:
     kernel : Kernel or callable
         What a push runs: ``kernel(rows, index, start, updates, numbers)``.
     numbers : dict
-        From a clock to the optimizer's numbers at that clock, as far as they are known.
+        From a clock, or a clock and a lag, to the optimizer's numbers of such a push, as far as they are known.
     record_at : int
         The column at which the record of a row begins; 0: rows have none. See `records.pyx`.
     most_rows : int
