@@ -10,11 +10,19 @@ from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import Route, decode
 from dps.errors import LeaseError, RequestTimeoutError
 
-__all__ = ["DOUBT_SECONDS", "RouteQuestion", "refused_by_leases", "was_replaced", "within"]
+__all__ = ["DOUBT_SECONDS", "RouteQuestion", "pause_before_try", "refused_by_leases", "was_replaced", "within"]
 
 # Time that a server may keep a caller waiting before the controller is asked; and that the controller has to answer.
 DOUBT_SECONDS = 0.5
 PAUSE_SECONDS = (0.002, 0.05)  # between two looks for the answer: the first pause, the longest
+RETRY_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
+# Pauses grow slowly, so that a server is found soon after it can answer again: within 1.3 times the time until then.
+RETRY_GROWTH = 1.3
+
+
+def pause_before_try(setbacks: int) -> float:
+    """Seconds before a client that was set back so many times in a row tries to recover again."""
+    return min(RETRY_SECONDS[0] * RETRY_GROWTH**setbacks, RETRY_SECONDS[1])
 
 
 class RouteQuestion:

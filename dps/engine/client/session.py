@@ -31,7 +31,14 @@ from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
 from dps.engine.client.reads import TableGate
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
-from dps.engine.client.route_changes import DOUBT_SECONDS, RouteQuestion, refused_by_leases, was_replaced, within
+from dps.engine.client.route_changes import (
+    DOUBT_SECONDS,
+    RouteQuestion,
+    pause_before_try,
+    refused_by_leases,
+    was_replaced,
+    within,
+)
 from dps.engine.client.ticket import SentCall, Ticket
 from dps.engine.core.blocks import limit_kept
 from dps.engine.core.requests.call import LAST_NUMBER, Call
@@ -62,11 +69,11 @@ __all__ = ["ClientSession"]
 
 T = TypeVar("T")
 RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
-BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
+BACK_OFF_SECONDS = (0.002, 0.1)  # between two questions to the controller: the first pause, the longest
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
 # Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route.
-LEASE_TRIES = 12
-MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
+LEASE_TRIES = 18
+MAX_SETBACKS = 32  # recoveries in a row that lengthen the pause before the next one
 
 
 def proceed() -> None:
@@ -326,7 +333,7 @@ class ClientSession:
             while True:
                 self._await_all(deadline)
                 if self._setbacks:
-                    self.sleep(min(BACK_OFF_SECONDS[0] * 2**self._setbacks, BACK_OFF_SECONDS[1]))
+                    self.sleep(pause_before_try(self._setbacks))
                 asked = self.now()
                 self._refresh_route()
                 deadline += self.now() - asked if self.grace else 0.0  # for which there was no controller
