@@ -21,8 +21,8 @@ from servers import SECRET, LocalSession, Servers, wait_until
 
 from dps.engine.client import route_changes
 from dps.engine.client.client import Client
-from dps.engine.client.route_changes import refused_by_leases
-from dps.engine.client.session import LEASE_TRIES, MAX_SETBACKS, ClientSession
+from dps.engine.client.route_changes import LEASE_TRIES, MAX_SETBACKS, refused_by_leases
+from dps.engine.client.session import ClientSession
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import frames
