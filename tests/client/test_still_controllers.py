@@ -14,13 +14,11 @@ from servers import SECRET, Servers, held, wait_until
 
 from dps.engine.client.client import Client, Ticket
 from dps.engine.client.route_changes import RouteQuestion
-from dps.engine.client.session import ClientSession
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.headers import RouteAnswer
 from dps.engine.wire.messages import Located, Route, encode
-from dps.errors import ControllerGoneError
 
 KEYS = np.arange(100)
 
@@ -102,37 +100,6 @@ def test_a_client_does_not_wait_for_a_greeting():
     wait_beside_one_that_does_not_greet()
 
 
-def push_over_broken_connections():
-    """A server that refuses a request closes the connection, and its answer may be lost: no controller is needed."""
-    with world() as (servers, controller, client):
-        client.session._insisting = 0.2
-        controller.endpoint.stop()
-        for pushes in range(2, 5):
-            assert servers.cut() >= 2
-            client.push("t", KEYS, 1)
-            assert (client.pull("t", KEYS) == pushes).all()
-
-
-def test_broken_connections_to_servers_are_made_anew_without_a_controller():
-    push_over_broken_connections()
-
-
-def ask_for_a_controller_in_the_end():
-    """Where a server is gone, the controller has to say which one has taken its place; and is insisted on then."""
-    with world() as (servers, controller, client):
-        client.session._insisting = 0.2
-        controller.endpoint.stop()
-        servers.kill(0, announce=False)
-        began = time.monotonic()
-        with pytest.raises(ControllerGoneError):
-            client.pull("t", KEYS)
-        assert 0.5 < time.monotonic() - began < 10.0
-
-
-def test_a_controller_is_needed_for_a_server_that_is_gone():
-    ask_for_a_controller_in_the_end()
-
-
 def notice_a_replacement():
     """The controller goes on after some time, and then says that the server was replaced."""
     with world() as (servers, controller, client):
@@ -157,19 +124,6 @@ def test_one_that_waits_for_a_greeting_is_noticed():
     assert_noticed(
         RouteQuestion, "ask", "controller(DOUBT_SECONDS)", "controller(60.0)", wait_beside_one_that_does_not_greet
     )
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "check"),
-    [
-        ("(failed and early)", "False", push_over_broken_connections),
-        ("(failed and early)", "failed", ask_for_a_controller_in_the_end),
-    ],
-    ids=["a controller is insisted on", "it is never insisted on"],
-)
-def test_a_client_that_renews_its_route_wrongly_is_noticed(old, new, check, monkeypatch):
-    monkeypatch.setattr(ClientSession, "patience", property(lambda self: 2.0, lambda self, value: None), raising=False)
-    assert_noticed(ClientSession, "_refresh_route", old, new, check)
 
 
 @pytest.mark.thorough

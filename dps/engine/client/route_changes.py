@@ -29,8 +29,7 @@ PAUSE_SECONDS = (0.002, 0.05)  # between two looks for the answer: the first pau
 RETRY_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 # Pauses grow slowly, so that a server is found soon after it can answer again: within 1.3 times the time until then.
 RETRY_GROWTH = 1.3
-# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route; and to one
-# whose connection broke, before the controller is insisted on.
+# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route.
 LEASE_TRIES = 18
 MAX_SETBACKS = 32  # recoveries in a row that lengthen the pause before the next one
 

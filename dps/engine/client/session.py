@@ -348,18 +348,13 @@ class ClientSession:
         """Ask the controller for the route, unless it is not needed.
 
         Servers whose leases are over ask each other whether they may go on, and the controller is perhaps not there to
-        be asked. So they are asked again some times before the controller, which is not insisted on then. It is not at
-        first where connections broke either: a server closes the connection of a request that it refuses, and if others
-        are on their way over it, the refusal is lost.
+        be asked. So they are asked again some times before the controller, which is not insisted on then.
         """
         failed = [r for pending in self._open for r in pending.requests if self._retried(r)]
-        refused, early = route_changes.refused_by_leases(failed), self._setbacks < route_changes.LEASE_TRIES
-        if refused and early:
-            return
-        if refused or (failed and early):
-            self.renew_route()
-        else:
+        if not route_changes.refused_by_leases(failed):
             self.fetch_route()
+        elif self._setbacks >= route_changes.LEASE_TRIES:
+            self.renew_route()
 
     def _retried(self, request: Request) -> bool:
         """Whether a request failed for a reason that may be gone."""
