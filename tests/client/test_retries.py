@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import socket
 import threading
 import time
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from noticing import assert_noticed
 from oracles import mutant
 from servers import SECRET, LocalSession, Servers, wait_until
 
+from dps.engine.client import route_changes
 from dps.engine.client.client import Client
-from dps.engine.client.route_changes import refused_by_leases
+from dps.engine.client.route_changes import LEASE_TRIES, MAX_SETBACKS, refused_by_leases
 from dps.engine.client.session import ClientSession
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
@@ -479,3 +482,25 @@ def test_a_lease_that_is_over_closes_all_channels_of_what_has_failed() -> None:
     for others in (failed_by(), failed_by(ServerGoneError("gone"), MovedError("moved"), None)):
         assert not refused_by_leases(others)
         assert not any(request.channel.closed for request in others if request.channel is not None)
+
+
+def check_pauses() -> None:
+    """Servers that may answer again after some time are found after little more; and are not asked all the time."""
+    pauses = [route_changes.pause_before_try(setbacks) for setbacks in range(1, MAX_SETBACKS + 1)]
+    waited = list(itertools.accumulate(pauses))
+    assert all(pause <= 0.003 + 0.35 * before for before, pause in zip([0.0, *waited], pauses, strict=False))
+    assert pauses[-1] == route_changes.pause_before_try(10 * MAX_SETBACKS) == 0.1
+    assert sum(before < 0.1 for before in waited) < 12
+    assert 0.6 < waited[LEASE_TRIES - 1] < 0.8
+    assert LEASE_TRIES < MAX_SETBACKS
+
+
+def test_pauses_between_tries_grow_with_the_time_that_was_waited() -> None:
+    check_pauses()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("RETRY_GROWTH**", "2.0**"), ("RETRY_GROWTH**", "1.0**"), (", RETRY_SEC", ", 9 * RETRY_SEC")]
+)
+def test_wrong_pauses_are_noticed(old: str, new: str) -> None:
+    assert_noticed(route_changes, "pause_before_try", old, new, check_pauses)

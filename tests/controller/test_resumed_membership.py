@@ -153,6 +153,53 @@ def check_no_lease_before_the_placement() -> None:
     assert world.beats(7) == [True, True]
 
 
+def check_lease_before_its_own_record() -> None:
+    """Once the record of the other controller is written again, servers get its placement, and leases after that.
+
+    The first record of this controller waits for the end of grants, which the leases bring.
+    """
+    world = resumed()
+    world.beats(1)
+    assert world.beats(3) == [False, False]
+    assert not any(placed["tables"] for number in (0, 1) for placed in placements(world.lines[number]))
+    world.write()
+    number = world.recorder.journal.committed.number
+    for line in map(world.lines.get, (0, 1)):
+        told = placements(line)[-1]
+        assert told == {**told, "epoch": world.record.epoch}
+        assert told["tables"] == encode_json_of(world.record)
+    world.beats(5)
+    assert world.beats(7) == [True, True]
+    assert world.recorder.journal.committed.number == number, "its first record is on its way"
+
+
+def encode_json_of(record: SessionRecord) -> dict:
+    """The tables of a record, as a placement names them."""
+    return {str(table.spec["id"]): msgspec.to_builtins(table.places) for table in record.tables}
+
+
+def check_losers_of_a_resumed_record() -> None:
+    """A server that is to lose a shard by the first record of another controller gets no lease before."""
+    world = resumed()
+    world.write()
+    world.beats(1)
+    assert world.beats(3) == [True, True]
+    (chain,) = world.chains()
+    first, other = chain[0], 1 - chain[0]
+    world.time += 5.0
+    world.beats(5, other)
+    world.membership.tick()
+    world.beats(7, other)
+    assert world.chains()[0][0] == other
+    world.beats(5, first)
+    world.beats(9)
+    assert world.beats(11) == [first != 0, first != 1], "its successor is decided"
+    for _ in range(3):
+        world.write()
+    world.beats(13)
+    assert world.beats(15) == [True, True], "and now it is known"
+
+
 def check_welcome() -> None:
     """A server that connects again is told the placement before its first heartbeat is answered."""
     world = JournaledWorld().begin()
@@ -252,6 +299,8 @@ CHECKS = {
     "addresses": check_addresses,
     "follows": check_follows,
     "leases": check_no_lease_before_the_placement,
+    "before its own": check_lease_before_its_own_record,
+    "losers of another": check_losers_of_a_resumed_record,
     "welcome": check_welcome,
     "losers": check_losers,
     "deaths": check_deaths,
@@ -272,7 +321,12 @@ def test_a_controller_with_a_journal(check):
         (Membership, "resume", "number in record.addresses", "False", "addresses"),
         (Membership, "resume", "server.must_follow = True", "pass", "follows"),
         (Announcements, "may_lease", "self._placement is not None and", "", "leases"),
-        (Announcements, "welcome", "has_journal and", "False and", "welcome"),
+        (Membership, "resume", "begin_after(self.epoch)", "committed(record)", "before its own"),
+        (Announcements, "committed", "self._tell_all()", "pass", "before its own"),
+        (Announcements, "committed", "record.epoch", "self._epoch + 1", "before its own"),
+        (Announcements, "committed", "if self._placement is None:", "if False:", "before its own"),
+        (Announcements, "committed", "self._heads = {", "self._heads = {} and {", "losers of another"),
+        (Announcements, "welcome", "self._tell(server)", "pass", "welcome"),
         (Announcements, "_is_to_lose", "return True", "return False", "losers"),
         (Holders, "died", "now - self._bound_at.get(number, -math.inf) <= lease or ", "", "deaths"),
         (Holders, "died", "(now - found > lease and follow)", "True", "deaths"),

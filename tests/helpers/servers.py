@@ -245,6 +245,9 @@ class LocalSession(ClientSession):
         ]
         self.know(routes)
 
+    def renew_route(self) -> None:
+        self.fetch_route()
+
     def _check_server(self, server: int, asked: list[float]) -> None:
         """A server that keeps its caller waiting is slow: there is no controller to ask what else it may be."""
 

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "design.md"
 PAGES = [PAGE, *sorted((ROOT / "docs" / "design").glob("*.md"))]
 FOLDERS = ("dps", "tests", "docs", "benchmarks", "examples")
 FILE = re.compile(r"\b(?:[a-z_]+/)*[a-z_]+\.(?:pyx|py|h)\b")
-WALKS = {"push": 9, "tick": 12, "failover": 21}  # with the number of files: lower one when a walk gets shorter
+WALKS = {"push": 9, "tick": 12, "failover": 22}  # with the number of files: lower one when a walk gets shorter
 # Files in which a thread or an event loop begins, so that no file above calls them.
 LOOPS = {"wire/connection.py", "wire/link.py"}
 BEGIN = {

@@ -8,13 +8,15 @@ import math
 import random
 from types import SimpleNamespace
 
+import dask
 import pytest
+from noticing import assert_noticed
 from oracles import mutant
 
 from dps import config
 from dps.engine.coordination.journal import Ballot, Record, may_write
 from dps.engine.server.grants import Grants
-from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
+from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.engine.server.holder import RecordHolder
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
@@ -274,3 +276,111 @@ def test_a_server_is_not_asked_again_once_there_is_a_controller(refused):
     asked = list(link.sent)
     link.wait()
     assert link.sent == asked
+
+
+class DyingController:
+    """A server's endpoint, whose connections to the controller come up, break and are refused as the test says."""
+
+    open = refused = False
+
+    def __init__(self):
+        self.time, self.timers, self.asked = 5.0, [], 0
+
+    def now(self):
+        return self.time
+
+    def connect(self, address, session, secret, on_up, on_frame, on_end):
+        self.on_up, self.on_end = on_up, on_end
+        return self
+
+    def later(self, seconds, function, *args):
+        self.timers.append((seconds, function, args))
+
+    def send(self, header, buffers):
+        pass
+
+    def come_up(self):
+        self.open, self.refused = True, False
+        self.on_up(self)
+
+    def end(self, refused=False):
+        """The connection breaks, or is refused; the seconds until the next one is made."""
+        self.open, self.refused = False, refused
+        self.on_end(self)
+        ((seconds, function, args),) = self.timers
+        self.timers.clear()
+        self.time += seconds
+        function(*args)
+        return seconds
+
+
+def lose_controller(grace):
+    """The endpoint of a server that has just connected to its controller, and the server's heartbeat."""
+    endpoint, nothing = DyingController(), lambda *args: b""
+    with dask.config.set({"dps.scheduler.grace": grace}):
+        heartbeat = Heartbeat(
+            *(endpoint, "s", 0, "secret", ("here", 1), nothing, nothing, nothing, RecordHolder(0)),
+            {1: SimpleNamespace(replicated=True)},
+        )
+    endpoint.host, endpoint.port = "here", 2
+    heartbeat.grants.ask = lambda *args: setattr(endpoint, "asked", endpoint.asked + 1)
+    heartbeat.connect()
+    endpoint.come_up()
+    return endpoint, heartbeat
+
+
+def check_retries():
+    """The kernel closes the sockets of a process that was killed one by one, and its listener perhaps as the last."""
+    endpoint, heartbeat = lose_controller("600s")
+    heartbeat.bound_until, endpoint.asked = endpoint.time + LEASE, 0
+    pauses = [endpoint.end() for _ in range(4)]
+    assert pauses[0] == 0.0
+    assert pauses == sorted(pauses)
+    assert sum(pauses) < 0.05, "a server that is not refused tries again soon"
+    assert endpoint.asked == 0
+    assert not heartbeat.is_alone(), "the controller may live"
+    assert endpoint.end(refused=True) == HEARTBEAT_SECONDS, "nothing listens, so there is no hurry"
+    assert endpoint.asked == 1
+    assert heartbeat.is_alone()
+    assert endpoint.end() == HEARTBEAT_SECONDS
+    assert endpoint.end(refused=True) == HEARTBEAT_SECONDS
+    assert heartbeat.is_alone()
+    endpoint.come_up()
+    assert endpoint.end() == 0.0
+    assert not heartbeat.is_alone(), "there was another one meanwhile"
+
+
+def check_broken_retries():
+    """A controller that takes connections and breaks them, again and again, is left in peace."""
+    endpoint, _ = lose_controller("600s")
+    pauses = [endpoint.end() for _ in range(20)]
+    assert sum(pause < HEARTBEAT_SECONDS for pause in pauses) < 8
+    assert pauses[-10:] == [HEARTBEAT_SECONDS] * 10
+
+
+def check_no_hurry_without_a_grace():
+    endpoint, _ = lose_controller("0s")
+    assert [endpoint.end() for _ in range(3)] == [HEARTBEAT_SECONDS] * 3
+
+
+RETRIES = {"soon": check_retries, "not for ever": check_broken_retries, "never": check_no_hurry_without_a_grace}
+
+
+@pytest.mark.parametrize("check", RETRIES)
+def test_a_server_whose_controller_is_gone_finds_that_out(check):
+    RETRIES[check]()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "check"),
+    [
+        ("_on_up", "RETRY_SECONDS if", "RETRY_SECONDS[:1] if", "soon"),
+        ("_on_up", "RETRY_SECONDS if", "20 * RETRY_SECONDS if", "not for ever"),
+        ("_on_up", "if self._outlives_scheduler else ()", "", "never"),
+        ("_on_end", "self._retries = iter(())", "pass", "soon"),
+        ("_on_end", "self._refused = link.refused", "pass", "soon"),
+        ("_on_end", "self._renew_grants()", "pass", "soon"),
+    ],
+)
+def test_wrong_retries_are_caught(name, old, new, check):
+    assert_noticed(Heartbeat, name, old, new, RETRIES[check])

@@ -84,7 +84,7 @@ WRONG = {
     "the newest record is not chosen": [(journal, "newest_of", "max(", "min(")],
     "a table is dropped before its record": [(TableProcedures, "discard", "yield Commit()", "pass")],
     "a server gets its lease before its placement": [
-        (Announcements, "welcome", "has_journal and", "False and"),
+        (Announcements, "welcome", "self._tell(server)", "pass"),
         (Announcements, "_is_to_lose", "return True", "return False"),
     ],
     "addresses are forgotten": [(Membership, "resume", "number in record.addresses", "False")],

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,26 +21,36 @@ from dps.engine.client.functions import FunctionCaller
 from dps.engine.client.plain import PlainCalls, PlainTable
 from dps.engine.client.reads import readable
 from dps.engine.client.ticket import Ticket
+from dps.engine.controller import run_records
+from dps.engine.controller.interrupted_runs import InterruptedRuns
+from dps.engine.controller.run_records import recorded
 from dps.engine.controller.runs import Runs
 from dps.engine.state.ops import TableSpec
 from dps.engine.training.participant import Participant
 from dps.engine.training.read_gate import ReadGate
 from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.journal_messages import RecordedRun
 from dps.errors import ClockTimeoutError, InputError, StoppedError, UnknownTableError
 
 NAME, SECRET = "dps", "ab" * 32
+GRACE_SECONDS = 20.0  # for which trainers wait for another controller
 VERBS = {frames.JOIN: "join", frames.TICK: "tick", frames.LEAVE: "leave", frames.COLLECT: "collect"}
 VERBS |= {frames.AWAIT: "await_lowest"}
 
 
 class Controller:
-    """Runs behind an endpoint, without Dask or servers; it keeps the clocks that reads have awaited."""
+    """Runs behind an endpoint, without Dask or servers; it keeps the clocks that reads have awaited.
 
-    def __init__(self):
+    With `port` and `records`, it takes over from the controller that listened there and kept these records of runs.
+    """
+
+    def __init__(self, port: int = 0, records: Iterable[RecordedRun] = ()):
         self.runs, self.awaited = Runs(NAME), []
+        self.runs.grace = GRACE_SECONDS
+        InterruptedRuns(self.runs).resume(0, records)
         handlers = {kind: self._to(kind, verb) for kind, verb in VERBS.items()}
-        self.endpoint = Endpoint("test", "127.0.0.1", handlers, self.runs.disconnected)
+        self.endpoint = Endpoint("test", "127.0.0.1", handlers, self.runs.disconnected, port=port)
         self.endpoint.secrets[NAME] = SECRET
         self.ticket = Ticket(NAME, (self.endpoint.host, self.endpoint.port), SECRET)
 
@@ -84,6 +95,14 @@ class Cast:
         reading = Reading(lambda: self.read(number))
         wait_until(lambda: len(self.controller.awaited) > asked or not reading.is_alive())
         return reading
+
+    def take_over(self) -> None:
+        """The controller dies, and another one takes its place."""
+        before = self.controller
+        records = before.call(lambda: [recorded(run) for run in before.runs.runs.values()])
+        before.endpoint.stop()
+        self.controller = Controller(before.endpoint.port, records)
+        assert self.controller.endpoint.port == before.endpoint.port
 
     @property
     def parked(self) -> dict:
@@ -250,6 +269,28 @@ def a_broken_connection_is_made_anew_and_asked_again() -> None:
         assert reading.goes_on() is None
 
 
+def another_controller_is_asked_again() -> None:
+    with cast() as players:
+        ahead, behind = players.trainers
+        ahead.tick()
+        reading = players.reading()
+        before = players.routes_asked
+        players.take_over()
+        wait_until(lambda: players.controller.awaited or not reading.is_alive())
+        assert players.controller.awaited == [1]
+        assert players.routes_asked == before + 1
+        time.sleep(0.05)
+        assert reading.is_alive(), "the other trainer is at 0, and has not come back"
+        behind.tick()
+        assert reading.goes_on() is None
+        assert players.controller.awaited == [1]
+        ahead.tick()
+        reading = players.reading()
+        assert reading.is_alive()
+        behind.tick()
+        assert reading.goes_on() is None
+
+
 def trainers_that_come_and_go_do_not_wait() -> None:
     with cast(elastic=True) as players:
         players.trainers[0].tick()
@@ -271,6 +312,7 @@ RULES = [
     the_end_of_the_run_reaches_it,
     a_wait_has_a_limit,
     a_broken_connection_is_made_anew_and_asked_again,
+    another_controller_is_asked_again,
     trainers_that_come_and_go_do_not_wait,
 ]
 
@@ -290,6 +332,11 @@ WRONG = {
     "not told": (Participant, "_go_on", "if answer.renewed:", "if False:", a_change_is_told_once_at_the_next_tick),
     "routes are kept": (Participant, "_join", "self.session.forget_routes()", "pass",
                         a_broken_connection_is_made_anew_and_asked_again),
+    "another controller is not asked": (Participant, "_await_lowest", "self._again(ask)", "ask()",
+                                        another_controller_is_asked_again),
+    "a missing trainer is not waited for": (run_records, "restored", "run.wait_for_return(",
+                                            "run.clock.leave(1, now); run.wait_for_return(",
+                                            another_controller_is_asked_again),
     "elastic runs wait": (Participant, "_enter", "None if joined.elastic else ", "",
                           trainers_that_come_and_go_do_not_wait),
 }  # fmt: skip

@@ -1,20 +1,42 @@
-"""Route changes: whether servers have lost what they had by the route, and whether the controller is to be asked."""
+"""Route changes: what servers have lost by the route, whether the controller is asked for it, and what is sent anew."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from dps.engine.client.requests import TableRoute
+from dps.engine.core.requests.part import Part
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import Route, decode
 from dps.errors import LeaseError, RequestTimeoutError
 
-__all__ = ["DOUBT_SECONDS", "RouteQuestion", "refused_by_leases", "was_replaced", "within"]
+__all__ = [
+    "DOUBT_SECONDS",
+    "LEASE_TRIES",
+    "MAX_SETBACKS",
+    "RouteQuestion",
+    "pause_before_try",
+    "refused_by_leases",
+    "sent_together",
+    "was_replaced",
+    "within",
+]
 
 # Time that a server may keep a caller waiting before the controller is asked; and that the controller has to answer.
 DOUBT_SECONDS = 0.5
 PAUSE_SECONDS = (0.002, 0.05)  # between two looks for the answer: the first pause, the longest
+RETRY_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
+# Pauses grow slowly, so that a server is found soon after it can answer again: within 1.3 times the time until then.
+RETRY_GROWTH = 1.3
+# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route.
+LEASE_TRIES = 18
+MAX_SETBACKS = 32  # recoveries in a row that lengthen the pause before the next one
+
+
+def pause_before_try(setbacks: int) -> float:
+    """Seconds before a client that was set back so many times in a row tries to recover again."""
+    return min(RETRY_SECONDS[0] * RETRY_GROWTH**setbacks, RETRY_SECONDS[1])
 
 
 class RouteQuestion:
@@ -81,3 +103,21 @@ def refused_by_leases(failed: Sequence[Request]) -> bool:
         if request.channel is not None:  # it could be sent
             request.channel.close()
     return refused
+
+
+def sent_together(
+    requests: Sequence[Request], part: Part, route: TableRoute | None, retried: Callable[[Request], bool]
+) -> list[Part] | None:
+    """The parts of a part's op that are sent again together, the first one first; none, if each goes by itself.
+
+    `requests` are those of its call. Where a table has fewer shards, one shard may get several parts of an op, and
+    would take the second for a repeat. So they become one part; None, if the table was restored, and some were answered
+    by the old one or were cut anew. A table that was merged knows what was answered, and is sent the whole op again.
+    """
+    if route is None or not part.pushes or route.spec.shards % part.table_shards == 0:
+        return []
+    mates = [each for each in requests if each.call_part.pushes and each.call_part.op == part.op]
+    parts = [each.call_part for each in mates]
+    if route.merges(part):
+        return [each.call_part for each in mates if retried(each)]
+    return parts if all(map(retried, mates)) and all(each.call is part.call for each in parts) else None

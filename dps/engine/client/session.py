@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from dps import config
+from dps.engine.client import route_changes
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
 from dps.engine.client.reads import TableGate
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
-from dps.engine.client.route_changes import DOUBT_SECONDS, RouteQuestion, refused_by_leases, was_replaced, within
 from dps.engine.client.ticket import SentCall, Ticket
 from dps.engine.core.blocks import limit_kept
 from dps.engine.core.requests.call import LAST_NUMBER, Call
@@ -62,11 +62,8 @@ __all__ = ["ClientSession"]
 
 T = TypeVar("T")
 RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
-BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
+BACK_OFF_SECONDS = (0.002, 0.1)  # between two questions to the controller: the first pause, the longest
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
-# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route.
-LEASE_TRIES = 12
-MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
 
 
 def proceed() -> None:
@@ -132,7 +129,7 @@ class ClientSession:
         self._insisting = config.seconds("connect")
         self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
         self._setbacks = 0  # recoveries since a call last went through
-        self._question = RouteQuestion(self.now, self.sleep)
+        self._question = route_changes.RouteQuestion(self.now, self.sleep)
 
     def __del__(self) -> None:
         if hasattr(self, "_setbacks"):  # its constructor has come to its end
@@ -326,7 +323,7 @@ class ClientSession:
             while True:
                 self._await_all(deadline)
                 if self._setbacks:
-                    self.sleep(min(BACK_OFF_SECONDS[0] * 2**self._setbacks, BACK_OFF_SECONDS[1]))
+                    self.sleep(route_changes.pause_before_try(self._setbacks))
                 asked = self.now()
                 self._refresh_route()
                 deadline += self.now() - asked if self.grace else 0.0  # for which there was no controller
@@ -340,7 +337,7 @@ class ClientSession:
                         f"a call of parameter server {self.ticket.session!r} found no server for "
                         f"{self.patience:g} s (dps.timeouts.request): {failed[0][0].requests[failed[0][1]].error}"
                     )
-                self._setbacks = min(self._setbacks + 1, MAX_SETBACKS)
+                self._setbacks = min(self._setbacks + 1, route_changes.MAX_SETBACKS)
                 self._settle()
                 if self._resend(failed):
                     return
@@ -353,10 +350,11 @@ class ClientSession:
         Servers whose leases are over ask each other whether they may go on, and the controller is perhaps not there to
         be asked. So they are asked again some times before the controller, which is not insisted on then.
         """
-        if not refused_by_leases([r for pending in self._open for r in pending.requests if self._retried(r)]):
+        failed = [r for pending in self._open for r in pending.requests if self._retried(r)]
+        if not route_changes.refused_by_leases(failed):
             self.fetch_route()
-        elif self._setbacks >= LEASE_TRIES and (answer := self._ask_once()):
-            self._take_route(answer)
+        elif self._setbacks >= route_changes.LEASE_TRIES:
+            self.renew_route()
 
     def _retried(self, request: Request) -> bool:
         """Whether a request failed for a reason that may be gone."""
@@ -395,7 +393,7 @@ class ClientSession:
                     continue
                 part = request.call_part
                 route = self._heir(part.table)
-                others = self._others(pending, request, route)
+                others = route_changes.sent_together(pending.requests, part, route, self._retried)
                 if route is None or others is None:
                     request.error = UnknownTableError(f"table number {part.table} was dropped")
                     if route is not None:
@@ -418,22 +416,6 @@ class ClientSession:
                     return False
             pending.requests = requests
         return True
-
-    def _others(self, pending: SentCall, request: Request, route: TableRoute | None) -> list[Part] | None:
-        """The parts of the same op that are sent again together, the first one first; none, if each goes by itself.
-
-        Where a table has fewer shards, one shard may get several parts of an op, and would take the second for a
-        repeat. So they become one part; None, if the table was restored, and some were answered by the old one or were
-        cut anew. A table that was merged knows what was answered, and is sent the whole op again.
-        """
-        part = request.call_part
-        if route is None or not part.pushes or route.spec.shards % part.table_shards == 0:
-            return []
-        mates = [each for each in pending.requests if each.call_part.pushes and each.call_part.op == part.op]
-        parts = [each.call_part for each in mates]
-        if route.merges(part):
-            return [each.call_part for each in mates if self._retried(each)]
-        return parts if all(map(self._retried, mates)) and all(each.call is part.call for each in parts) else None
 
     # -- routes and connections
 
@@ -458,6 +440,12 @@ class ClientSession:
         """Ask the controller which server has which shards (and, the first time, for an origin)."""
         self._take_route(self.ask_controller(RouteRequest(self.own.id).header()))
 
+    def renew_route(self) -> None:
+        """As `fetch_route`, if the controller is there and answers soon; else what it said before holds on."""
+        answer = self._ask_once()
+        if answer is not None:
+            self._take_route(answer)
+
     def _take_route(self, answer: Request) -> None:
         if not self.own.id and answer.header is not None:
             self.own.id = RouteAnswer.of(answer.header).origin
@@ -476,11 +464,12 @@ class ClientSession:
         `asked` holds the time when the controller was asked last.
         """
         self.check()
-        if self.now() - asked[0] < DOUBT_SECONDS:
+        if self.now() - asked[0] < route_changes.DOUBT_SECONDS:
             return
         asked[0] = self.now()
         answer = self._ask_once()  # the server may answer before a controller that is gone, or stands still
-        if answer is not None and was_replaced(server, self.epoch, self._by_id, decode(Route, answer.body)):
+        known = None if answer is None else decode(Route, answer.body)
+        if known is not None and route_changes.was_replaced(server, self.epoch, self._by_id, known):
             raise MovedError(f"server {server} was replaced while it kept its caller waiting")
 
     def _ask_once(self) -> Request | None:
@@ -518,7 +507,7 @@ class ClientSession:
         channel = self._controller_channel
         if channel is None or channel.closed:
             what = f"the controller of parameter server {self.ticket.session!r}"
-            idle = within(patience, self.now, self.check, what)
+            idle = route_changes.within(patience, self.now, self.check, what)
             channel = self._controller_channel = self.environment.connect(
                 self.ticket, self.ticket.controller, what, ControllerGoneError, idle
             )

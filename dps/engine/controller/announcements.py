@@ -1,7 +1,9 @@
 """Announcements: the placement and the route that servers and clients know, which may be older than what is decided.
 
-With a journal, a placement is announced when its record is committed (`recorder.py`). Everything here happens in the
-thread of the controller's endpoint.
+With a journal, a placement is announced when its record is committed (`recorder.py`). A controller that takes over
+announces the placement of the record that it has found, as soon as it has committed that record again: its own first
+record has to wait for the end of grants, and primaries give these back when they have leases of this controller.
+Everything here happens in the thread of the controller's endpoint.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dps.engine.controller.holders import Holders
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
+from dps.engine.wire.journal_messages import SessionRecord
+from dps.engine.wire.messages import Placement, encode
 
 __all__ = ["ROUTE_TICKS", "Announcements"]
 
@@ -48,6 +52,17 @@ class Announcements:
         """Announce only what comes after an epoch, of which this controller knows no placement."""
         self._epoch, self._placement = epoch, None
 
+    def committed(self, record: SessionRecord) -> None:
+        """A record is committed. If this controller knows no placement yet, servers are told that of the record.
+
+        Those that have adopted it already ignore it.
+        """
+        if self._placement is None:
+            tables = {table.spec["id"]: table.places for table in record.tables}
+            self._heads = {table: [next(iter(p.chain), -1) for p in places] for table, places in tables.items()}
+            self._placement = encode(Placement(record.epoch, record.addresses, tables))
+            self._tell_all()
+
     def publish(self, epoch: int, placement: bytes, route: bytes, heads: Heads) -> None:
         """Let servers and clients know a placement: at once, or with a journal when it is committed.
 
@@ -69,9 +84,8 @@ class Announcements:
 
     def welcome(self, server: ServerRecord) -> None:
         """Tell a server that has connected the placement that is known, before it gets a lease."""
-        has_journal = self._owner.holders.recorder is not None
-        if has_journal and self._placement is not None and server.connection is not None:
-            server.connection.send_newest(Header(frames.PLACE, epoch=self._epoch), self._placement)
+        if self._owner.holders.recorder is not None:
+            self._tell(server)
 
     def _is_to_lose(self, number: int) -> bool:
         """Whether a server is the primary of a shard by the placement that servers know, and not by the last one."""
@@ -89,6 +103,13 @@ class Announcements:
         if epoch <= self._epoch:
             return  # a later placement is known already
         self._epoch, self.route, self._placement, self._heads = epoch, route, placement, heads
+        self._tell_all()
+
+    def _tell_all(self) -> None:
         for server in self._owner.servers.values():
-            if server.connection is not None:
-                server.connection.send_newest(Header(frames.PLACE, epoch=epoch), placement)
+            self._tell(server)
+
+    def _tell(self, server: ServerRecord) -> None:
+        """Tell a server, if it is connected, the placement that is known, if there is one."""
+        if server.connection is not None and self._placement is not None:
+            server.connection.send_newest(Header(frames.PLACE, epoch=self._epoch), self._placement)

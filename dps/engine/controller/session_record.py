@@ -102,6 +102,7 @@ class RecordContent:
     def committed(self, content: bytes) -> None:
         """From now on the numbers below the bounds of this record may be used, and the runs that it lacks are over."""
         record = SessionRecord.decode(content)
+        self._membership.announcements.committed(record)
         self._membership.last_server = record.next_server
         self._runs.last_origin = record.next_origin
         self._runs.recorded = {run.number for run in record.runs}

@@ -14,7 +14,7 @@ CONTROL says that a grant of this server is not over (`grants.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
@@ -36,6 +36,11 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25  # between two heartbeats
 BEATS_PER_REPORT = 2
+# Pauses before a broken connection to the controller is made again, where servers outlive the scheduler; later ones are
+# as long as those between heartbeats. The kernel closes the sockets of a scheduler that was killed one after another,
+# and until it has closed the listener, it takes connections that break, so that a server would take the process for
+# one that lives.
+RETRY_SECONDS = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)
 
 
 class Heartbeat:
@@ -76,7 +81,7 @@ class Heartbeat:
         self._sent: dict[int, float] = {}  # number of a heartbeat without an answer -> when it was sent
         self._last_beat = self._last_answer = 0  # numbers of heartbeats: the last one sent, and the last one answered
         self._connection_is_new = False  # no report has gone over this connection
-        self._was_up = False  # the last connection was open
+        self._retries: Iterator[float] = iter(())  # pauses before the next connections are made
         self._refused = False  # nothing listens where the controller was
         self._stopped = False
         self._failure: ServerFailed | None = None
@@ -174,7 +179,8 @@ class Heartbeat:
             self.report(frames.RECORDED, answer)
 
     def _on_up(self, link: RoleLink) -> None:
-        self._was_up, self._refused = True, False
+        self._refused = False
+        self._retries = iter(RETRY_SECONDS if self._outlives_scheduler else ())
         if self._failure is not None:
             _send(link, frames.FAILED, self._failure)
             return
@@ -206,12 +212,11 @@ class Heartbeat:
         self.lease_until = 0.0  # the controller may have put another server in this one's place
         self._sent.clear()
         self._holder.waiting = None
-        # At once where servers outlive the scheduler, because none grants before it knows that nothing listens there.
-        at_once = self._outlives_scheduler and self._was_up
-        self.endpoint.later(0.0 if at_once else HEARTBEAT_SECONDS, self.connect)
-        self._was_up, self._refused = False, link.refused
+        self._refused = link.refused
         if link.refused:
+            self._retries = iter(())
             self._renew_grants()
+        self.endpoint.later(next(self._retries, HEARTBEAT_SECONDS), self.connect)
 
 
 def _send(link: RoleLink, kind: int, message: msgspec.Struct) -> None:

@@ -416,6 +416,7 @@ class SimEndpoint:
     ) -> SimLink:
         """Connect this endpoint to another one."""
         link = SimLink(self, session_name, secret, on_up, on_frame, on_end)
+        link.refused = self.network.refuses(self.host_party, (address[0], address[1]))
         self.network.connect(link, (address[0], address[1]), link.handshake)
         return link
 
