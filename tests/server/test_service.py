@@ -616,6 +616,33 @@ def test_a_step_that_does_not_wait_for_a_large_answer_is_caught(monkeypatch) -> 
         pushes_behind_a_large_answer()
 
 
+def an_op_that_closes_a_clock_during_a_cut() -> None:
+    """The rows of the sums are saved for the cut before those of the op, which have their room all the same."""
+    server, spec = prepared(), BY_NAME["mean"]
+    shard = server.role.tables[spec.id].replicas[0].shard
+    before, cut = shard.rows.copy(), shard.begin_cut(6)
+    summed = keyed(spec, frames.PUSH, [1, 2], np.ones((2, 2)), **{**NEXT, "clock": 6})
+    added = keyed(spec, frames.PUSH, [3], np.ones((1, 2)), **{**NEXT, "clock": 7}, flags=RULE_ADD)
+    for frame in (summed, added):
+        assert server.step(frame)[0] == len(frame)
+    assert shard.sums is None
+    assert np.flatnonzero((shard.rows != before).any(axis=1)).tolist() == [1, 2, 3]
+    cut.complete()
+    ((_, rows),) = cut.pieces(1 << 20)
+    np.testing.assert_array_equal(rows, before)
+
+
+def test_an_op_that_closes_a_clock_during_a_cut() -> None:
+    an_op_that_closes_a_clock_during_a_cut()
+
+
+@pytest.mark.slow
+def test_a_close_that_takes_the_room_of_its_op_is_caught(monkeypatch) -> None:
+    put_variant(monkeypatch, ("service",), "shard.index is None and not has_room(shard, op.count)", "False")
+    with pytest.raises(MovedError):
+        an_op_that_closes_a_clock_during_a_cut()
+
+
 @pytest.mark.parametrize("error", [MemoryError, LimitError])
 def test_without_memory_for_new_rows_it_is_declined(monkeypatch, error: type) -> None:
     server = prepared()

@@ -435,6 +435,8 @@ cdef class Service:
         if is_summed(table.aggregated, op):
             sum_rows(shard, op, index)
         else:
+            if shard.index is None and not has_room(shard, op.count):
+                shard.reserve(op.count)  # because the rows of sums that were closed were saved in the room of the op
             step_rows(shard, op, index, None)
         if head.trainer:
             shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
