@@ -357,7 +357,6 @@ cdef class Service:
         A forwarded push that is summed bears no row before the sums are closed.
         """
         cdef ShardState shard
-        cdef int64_t saved
         cdef int n
         try:
             self._room(INDEX, head.count * sizeof(int64_t) + 1)
@@ -375,11 +374,8 @@ cdef class Service:
                     return False
                 if self.bounded and head.kind == PUSH and self._grows(table, &part[n], op):
                     return False
-                saved = part[n].b - part[n].a
-                if shard.cut is not None and shard.sums is not None and head.clock > (<SumsState> shard.sums).clock:
-                    saved += shard.sums.count  # because the step that closes their clock comes before the op
-                if not has_room(shard, saved):
-                    shard.reserve(saved)
+                if not has_room(shard, part[n].b - part[n].a):
+                    shard.reserve(part[n].b - part[n].a)
         except (DPSError, MemoryError):
             return False
         return True
@@ -439,6 +435,8 @@ cdef class Service:
         if is_summed(table.aggregated, op):
             sum_rows(shard, op, index)
         else:
+            if shard.index is None and not has_room(shard, op.count):
+                shard.reserve(op.count)  # because the rows of sums that were closed were saved in the room of the op
             step_rows(shard, op, index, None)
         if head.trainer:
             shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
