@@ -294,7 +294,7 @@ WRONG = {  # and where to look first
     ),
     "rows that changed while they were copied are not copied again": (
         [
-            (PreCopy, "_next_dirty", "last = ", "end *= self.rounds == 0; last = "),
+            (PreCopy, "_next_dirty", "last, found = ", "end *= self.rounds == 0; last, found = "),
             (Readers, "piece", "return None if self.is_even else NO_PIECE", "return None"),
             (Division, "finish", "assert self.readers.is_even", "assert True"),
         ],

@@ -16,6 +16,7 @@ from oracles import Model, Origins, govern, mutant
 
 import dps
 from dps.engine.core.shards.states import Lead
+from dps.engine.state import transfer
 from dps.engine.state.beside import MadeBeside
 from dps.engine.state.merging import Merger, merged
 from dps.engine.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
@@ -383,9 +384,9 @@ MUTANTS = [
     (Cut, "step_saved", "self.lead.lag(op.clock)", "shard.lead.lag(op.clock)", a_cut_has_the_lags_of_its_own_pushes),
     (Cut, "step_saved", "self.lead.lag(op.clock)", "0", a_cut_has_the_lags_of_its_own_pushes),
     (Cut, "note", "self.lead.retire(*RetireOp.of(op))", "pass", a_run_that_ends_ends_its_lead_in_a_cut),
-    (Joining, "begin", 'meta["lead"]', "-1, 0", a_joiner_knows_the_lead_and_its_origin),
+    (transfer, "take_head", 'meta["lead"]', "-1, 0", a_joiner_knows_the_lead_and_its_origin),
     (Joining, "apply", "self._shard.lead.note(op.clock, op.origin)", "pass", a_joiner_knows_the_lead_and_its_origin),
-    (Merger, "__init__", "max(each", "min(each", parts_and_merged_shards_keep_the_lead),
+    (Merger, "finish", 'max(each["lead"]', 'min(each["lead"]', parts_and_merged_shards_keep_the_lead),
 ]
 LEAD = [  # text of the class Lead in dps/engine/core/shards/states.pyx, the wrong text
     ("if clock > self.clock:", "if True:"),
@@ -401,7 +402,7 @@ CUTS = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
 
 
 @pytest.mark.parametrize(("owner", "name", "old", "new", "rule"), MUTANTS)
-def test_a_broken_variant_is_caught(monkeypatch, owner: type, name: str, old: str, new: str, rule) -> None:
+def test_a_broken_variant_is_caught(monkeypatch, owner: object, name: str, old: str, new: str, rule) -> None:
     rule()
     monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
     with pytest.raises((AssertionError, TypeError, ValueError)):
