@@ -38,7 +38,7 @@ import numpy as np
 
 from dps.engine.core.blocks import Block, empty
 from dps.engine.core.shards.apply import add_to_sums, change, run_rule, step
-from dps.engine.core.shards.cuts import flag, occupy
+from dps.engine.core.shards.cuts import occupy
 from dps.engine.core.shards.growing import filling_rows, growing_rows
 from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
@@ -75,7 +75,7 @@ from dps.engine.state.ops import (
     WholeShard,
 )
 from dps.engine.state.partition import bound
-from dps.engine.state.snapshot import CHANGED, Cut, CutShard
+from dps.engine.state.snapshot import Cut, CutShard, flag_all
 from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 
@@ -242,7 +242,6 @@ class Shard(CutShard):
     """The base of dense and keyed shards: it carries out ops, and keeps the sums of an open clock."""
 
     sums: Sums | None
-    dirty: np.ndarray | None
     cut: Cut | None
 
     def __init__(self, spec: TableSpec, number: int):
@@ -711,10 +710,7 @@ class DenseShard(Shard):
         self.reserve(len(op.values))
         if takes_memory(self, op):
             self.rows = op.values  # all of them, in memory that is nowhere else: no copy
-            if self.changed is not None:
-                flag(self.changed, NO_INDEX, 0, len(self.rows), CHANGED)
-            if self.dirty is not None:
-                self.dirty[:] = 1
+            flag_all(self)
         else:
             step(self, op)
 

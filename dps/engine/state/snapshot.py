@@ -31,7 +31,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dps.engine.core.shards.apply import run_rule
-from dps.engine.core.shards.cuts import count_wanted, follow, note, take_wanted
+from dps.engine.core.shards.cuts import count_wanted, flag, follow, note, take_wanted
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.initializers import fill_new
 from dps.engine.core.shards.ledger import Ledger
@@ -45,7 +45,7 @@ from dps.engine.state.partition import distinct
 from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError
 
-__all__ = ["CHANGED", "LATER", "Cut", "CutShard", "Piece"]
+__all__ = ["CHANGED", "LATER", "Cut", "CutShard", "Piece", "flag_all"]
 
 CHANGED, LATER = 1, 2
 Piece: TypeAlias = tuple[np.ndarray | tuple[int, int], np.ndarray]  # keys, or a range of row numbers; and rows
@@ -100,6 +100,13 @@ class CutShard(ShardState, abc.ABC):
     @abc.abstractmethod
     def unpin(self) -> None:
         """Take one :meth:`pin` back."""
+
+
+def flag_all(shard: CutShard) -> None:
+    """All rows of a shard, which is not being cut, have changed."""
+    for flags in (shard.changed, shard.dirty):
+        if flags is not None:
+            flag(flags, NO_KEYS, 0, len(shard.rows), CHANGED)
 
 
 class Cut(CutState):

@@ -44,6 +44,7 @@ class ShardState:
     sums: Any
     cut: Any
     changed: np.ndarray | None
+    dirty: np.ndarray | None
     vacant: np.ndarray | None
     pulled: np.ndarray | None
     vacancies: int
