@@ -571,9 +571,7 @@ class Shard(CutShard):
 
     def take_over(self, twin: Shard) -> None:
         """Have what an op has made of the twin."""
-        self.rows, self.changed, self.clock = twin.rows, twin.changed, twin.clock
-        if self.dirty is not None:  # else no rows are copied any more
-            self.dirty = twin.dirty
+        self.rows, self.changed, self.dirty, self.clock = twin.rows, twin.changed, twin.dirty, twin.clock
         self.index, self.vacant, self.vacancies = twin.index, twin.vacant, twin.vacancies
         self.removed, self.removed_later = twin.removed, twin.removed_later
         self.sums, self.failure, self.lead = twin.sums, twin.failure, twin.lead
