@@ -64,18 +64,23 @@ Define: TypeAlias = Callable[[TableSpec, int, int], TableSpec]
 
 
 class ReshardingProcedures:
-    """How tables of one parameter server are cut into more or fewer shards; `locks` are held meanwhile."""
+    """How tables of one parameter server are cut into more or fewer shards.
+
+    `alone` is held meanwhile, because a server makes another table of the same one at a time; and `locks` while the
+    table is frozen.
+    """
 
     def __init__(
         self,
         membership: Membership,
         up: Callable[[], list[ServerRecord]],
         tables: TableProcedures,
+        alone: Lock,
         locks: Sequence[Lock],
         clock: Callable[[], float],
     ):
         self.membership, self._up, self._tables = membership, up, tables
-        self._locks, self._now = locks, clock
+        self._alone, self._locks, self._now = alone, locks, clock
 
     def split(self, name: str, shards: int | None = None) -> Procedure[Description]:
         """Cut a table into so many shards, a multiple of those that it has; by default twice as many. Its fields."""
@@ -118,9 +123,9 @@ class ReshardingProcedures:
                 yield Sleep(RETRY_SECONDS)
 
     def _replace_alone(self, old: Description, spec: Description) -> Procedure[Description]:
-        """Replace the table under the locks; then its shards may be spread again."""
+        """Replace the table while no other is; then its shards may be spread again."""
         try:
-            return (yield from holding(self._locks, self._replace(old, spec)))
+            return (yield from holding([self._alone], self._copy_and_replace(old, spec)))
         finally:
             if spec["shards"] < old["shards"]:
                 yield InEndpoint(self.membership.gathering.end, (spec["name"], spec["id"]))
@@ -148,16 +153,30 @@ class ReshardingProcedures:
             yield InEndpoint(gathering.end, (name, call))
             raise
 
-    def _replace(self, old: Description, spec: Description) -> Procedure[Description]:
-        name = spec["name"]
+    def _copy_and_replace(self, old: Description, spec: Description) -> Procedure[Description]:
+        """Copy rows, which may take minutes, before the locks are held: servers that come back need these, too."""
+        try:
+            yield from self._check_holders(old)
+            yield from self._copy_ahead(old, spec)
+            return (yield from holding(self._locks, self._replace(old, spec)))
+        except BaseException:
+            if self.membership.specs.get(spec["name"]) is not spec:  # else it was cancelled just when it was published
+                yield Uninterrupted(self._tables.forget(spec["id"]))
+            raise
+
+    def _check_holders(self, old: Description) -> Procedure[None]:
+        """Raise an error if the table was replaced, or if a server that has shards of it is not there."""
+        name = old["name"]
         if self.membership.specs.get(name) is not old:
             raise MovedError(f"table {name!r} was replaced meanwhile")
         ready = {server.number for server in self._up() if server.ready}
         if absent := (yield InEndpoint(self.membership.freezes.holders, (name,))).keys() - ready:
             raise ServerGoneError(f"server {min(absent)}, which has shards of table {name!r}, is out of reach")
+
+    def _replace(self, old: Description, spec: Description) -> Procedure[Description]:
+        name, began = spec["name"], self._now()
+        yield from self._check_holders(old)
         try:
-            yield from self._copy_ahead(old, spec)
-            began = self._now()
             yield InEndpoint(self.membership.freezes.freeze, (name, FREEZE_SHARE * config.seconds("request")))
             while not (yield InEndpoint(self.membership.freezes.rests, (name,))):
                 yield Sleep(POLL_SECONDS)
@@ -165,8 +184,6 @@ class ReshardingProcedures:
             yield InEndpoint(self.membership.freezes.publish_anew, (spec, used))
         except BaseException:
             yield InEndpoint(self.membership.freezes.thaw, (name,))
-            if self.membership.specs.get(name) is not spec:  # else it was cancelled just when the table was published
-                yield Uninterrupted(self._tables.forget(spec["id"]))
             raise
         seconds = self._now() - began
         verb = "split" if spec["shards"] > old["shards"] else "merged"

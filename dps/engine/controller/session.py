@@ -100,8 +100,8 @@ class Session:
         self.carry_out = actors.executor.run
         checkpointing = asyncio.Lock()
         self.checkpoints = self._make_checkpoints(checkpointing)
-        locks = (checkpointing, actors.changing)
-        self.resharding = ReshardingProcedures(self.membership, actors.up, actors.tables, locks, time.monotonic)
+        locks = asyncio.Lock(), (checkpointing, actors.changing)
+        self.resharding = ReshardingProcedures(self.membership, actors.up, actors.tables, *locks, time.monotonic)
         self.monitor = Monitor(
             self.runs,
             self.membership,

@@ -240,8 +240,8 @@ class SimController:
             wall_clock=party.now,
             session=SESSION,
         )
-        locks = (self.checkpointing, self.tables_change)
-        self.resharding = ReshardingProcedures(self.membership, up, self.tables, locks, party.now)
+        locks = SimLock(), (self.checkpointing, self.tables_change)
+        self.resharding = ReshardingProcedures(self.membership, up, self.tables, *locks, party.now)
         self.work = SimWork(self.membership, party.now, REPORT_SECONDS)
         self.rebalances = False  # by itself
         self.rebalancing = RebalancingProcedures(
