@@ -9,8 +9,7 @@ from verdicts import assert_caught, problems
 from dps.engine.server import changes, forgetting
 from dps.engine.server.changes import Changes
 from dps.engine.server.gone import GoneReaders
-from dps.engine.state import shard
-from dps.engine.state.transfer import Joining
+from dps.engine.state import shard, transfer
 
 SCHEDULES, READ_SCHEDULES = 120, 40
 
@@ -41,14 +40,14 @@ WRONG = {
     "a moment begins on the primary alone": (
         Changes, "_pass_on", "if replica.successor is None:", "if replica.successor is None or op.rule == 7:",
     ),
-    "a joiner does not learn the ages": (Joining, "begin", 'if "ages" in meta:', "if False:"),
+    "a joiner does not learn the ages": (transfer, "take_head", 'if "ages" in meta:', "if False:"),
     "a moment begins at another place on each copy": (
         shard, "begin_moment", "moment_of(shard) + 1", "moment_of(shard) + 1 + id(shard) % 7",
     ),
     "a copy does not count what has gone": (changes, "keys_header", "rows=op.rows", "rows=-1"),
-    "a joiner does not learn how many rows have gone": (Joining, "begin", '= meta["gone"]', "= 0, 0"),
+    "a joiner does not learn how many rows have gone": (transfer, "take_head", '= meta["gone"]', "= 0, 0"),
     "a joiner does not learn how often keys were pushed": (
-        Joining, "begin", "waiting)", "self._shard.admission.to_arrays())",
+        transfer, "take_head", ".load(waiting)", ".load(shard.admission.to_arrays())",
     ),
     "a copy takes a push to a waiting key for one to a row": (Changes, "push", "more_of(counted[part.replica])", "()"),
     "a key is counted by the primary alone": (Changes, "push", "if part.replica in counted:", "if False:"),
@@ -69,7 +68,7 @@ def test_wrong_variants_are_caught(monkeypatch, wrong):
 
 WRONG_FOR_READERS = {
     "a reader learns of what no copy knows yet": (GoneReaders, "answer", "self._ops.follow(replica, owed)", "pass"),
-    "a joiner does not learn which keys went": (Joining, "begin", "if self._shard.gone is not None:", "if False:"),
+    "a joiner does not learn which keys went": (transfer, "take_head", "if shard.gone is not None:", "if False:"),
 }
 
 

@@ -228,7 +228,7 @@ WRONG = {
     "values of refused keys are kept beside those of others": (
         Admission, "admit", "values=op.values[there]", "values=op.values[: int(there.sum())] * 2", "many",
     ),
-    "a joiner begins to count anew": (transfer.Joining, "begin", ".admission.load(waiting)", ".admission.load", "many"),
+    "a joiner begins to count anew": (transfer, "take_head", ".admission.load(waiting)", ".admission.load", "many"),
     "a key with a sum waits again": (KeyedShard, "unborn", "there |=", "there &=", "sums"),
     "a cut has the counts of what is outside": (Cut, "includes", "op.clock < self.before", "True", "cut"),
     "a refused key has half a row": (KeyedShard, "is_there", "index >= 0", "index >= -1", "sums"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from noticing import assert_noticed
 
 import dps
+from dps.engine.state import transfer
 from dps.engine.state.gone import GoneKeys
 from dps.engine.state.life import GONE_BYTES, MAX_GONE, life_of
 from dps.engine.state.op_views import DeleteOp
@@ -88,7 +89,7 @@ WRONG = {
     "a copy that begins at 0": (GoneKeys, "load", "self.count = count", "self.count = len(keys)"),
     "a deletion of a program": (Shard, "apply", "and op.rows in (EVICTED, EXPIRED)", "and op.keys is not None"),
     "another reason": (Shard, "apply", "self.gone.note(op.keys, op.rows)", "self.gone.note(op.keys, -2)"),
-    "a joiner that knows no key": (Joining, "begin", "if self._shard.gone is not None:", "if False:"),
+    "a joiner that knows no key": (transfer, "take_head", "if shard.gone is not None:", "if False:"),
 }
 
 

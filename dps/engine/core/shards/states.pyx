@@ -24,9 +24,9 @@ cdef enum:
 cdef class Lead:
     """The latest clock of a push to a shard, and the origin of that push; ops of one trainer come from one origin.
 
-    Only a shard whose optimizer asks how far a push lags behind has one, and no shard of a table that aggregates, because
-    that makes one step for all pushes of a clock. The clocks of the next run begin at 0, so the lead ends with its
-    origin.
+    Only a shard whose optimizer asks how far a push lags behind has one, and no shard of a table that aggregates,
+    because that makes one step for all pushes of a clock. The clocks of the next run begin at 0, so the lead ends with
+    its origin.
 
     Examples
     --------
@@ -58,6 +58,7 @@ cdef class Lead:
             self.clock, self.origin = NO_CLOCK, 0
 
     def copy(self):
+        """A lead of its own, which is the same now."""
         cdef Lead made = Lead()
         made.clock, made.origin = self.clock, self.origin
         return made
