@@ -714,7 +714,8 @@ def test_a_time_out_names_the_slowest(client, impatient):
         ps.table("n")
         with pytest.raises(ClockTimeoutError, match=r"Slowest: trainer 1 is at clock 0, last heard of .* s ago"):
             ps.run(wait_alone, some(client, 3), args=("tick",))
-        with pytest.raises(ClockTimeoutError, match=r"waited .* in a barrier .*; not there: trainers? 1"):
+        late = r"not there: trainers? ([02], )?1"  # because a busy machine may keep another one, too
+        with pytest.raises(ClockTimeoutError, match=rf"waited .* in a barrier .*; {late}"):
             ps.run(wait_alone, some(client, 3), args=("barrier",))
         assert len(ps.run(epochs, some(client, 3))) == 3
 
