@@ -295,8 +295,8 @@ WRONG = {  # and where to look first
     "rows that changed while they were copied are not copied again": (
         [
             (PreCopy, "_next_dirty", "last, found = ", "end *= self.rounds == 0; last, found = "),
-            (Readers, "piece", "return None if self.is_even else NO_PIECE", "return None"),
-            (Division, "finish", "assert self.readers.is_even", "assert True"),
+            (Readers, "piece", "return None if self.is_current else NO_PIECE", "return None"),
+            (Division, "finish", "assert self.readers.is_current", "assert True"),
         ],
         [],
     ),

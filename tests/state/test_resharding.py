@@ -263,7 +263,7 @@ WRONG_READERS = {
     "rows are read once": (PreCopy, "_taken", "shard.dirty[which] = 0", "shard.dirty = shard.dirty * 0"),
     "rows that are new are left out": (
         PreCopy,
-        "is_even",
+        "is_current",
         "self._flags(0, self.shard.end)",
         "self._flags(0, len(self._keys) or self.shard.end)",
     ),
@@ -303,7 +303,7 @@ def test_an_op_that_is_carried_out_beside_the_shard_leaves_its_flags():
     shard.apply(op)
     other.apply(op)
     made.end(shard)
-    assert not division.readers.is_even
+    assert not division.readers.is_current
     while division.step(1 << 20):
         pass
     for number, part in division.finish().items():
@@ -326,10 +326,10 @@ def test_a_large_shard_has_its_keys_listed_by_another_thread(monkeypatch):
     assert reader.listing() is None, "once in a round"
     assert reader.piece(1 << 20).keys.tolist() == list(range(10))
     assert reader.piece(1 << 20) is None
-    assert not reader.is_even
+    assert not reader.is_current
     reader.listing()()
     assert reader.piece(1 << 20).keys.tolist() == [10, 11, 12]
-    assert reader.is_even
+    assert reader.is_current
     reader.close()
 
 
@@ -340,16 +340,16 @@ def test_a_reader_is_near_when_few_rows_are_left_or_when_rounds_do_not_help(monk
     reader, near = PreCopy(shard), []
     while reader.piece(200) is not None:
         push(60)
-        near.append(reader.is_near)
+        near.append(reader.is_nearly_current)
     assert not any(near), "the first round reads all rows"
-    assert not reader.is_near, "60 rows are to be read again"
+    assert not reader.is_nearly_current, "60 rows are to be read again"
     for changed in (20, 2):
         while reader.piece(1 << 20) is not None:
             pass
         push(changed)
-        near.append(reader.is_near)
+        near.append(reader.is_nearly_current)
     assert near[-2:] == [False, True]
-    while not reader.is_near:
+    while not reader.is_nearly_current:
         push(100)
         reader.piece(1 << 20)
     reader.close()

@@ -55,7 +55,7 @@ class Announcements:
     def committed(self, record: SessionRecord) -> None:
         """A record is committed. If this controller knows no placement yet, servers are told that of the record.
 
-        Those that have adopted it already ignore it.
+        Servers that have adopted it already ignore it.
         """
         if self._placement is None:
             tables = {table.spec["id"]: table.places for table in record.tables}

@@ -36,7 +36,7 @@ from dps.engine.server.function_process import FunctionRunner
 from dps.engine.server.hold import held_server, hold_with
 from dps.engine.server.replicas import new_replicas
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
-from dps.engine.server.resharding import AHEAD_SECONDS, Between, Resharding, Reshardings
+from dps.engine.server.resharding import AHEAD_SECONDS, BetweenTurns, Resharding, Reshardings
 from dps.engine.state.ledger_parts import last_clocks
 from dps.engine.state.memory import bytes_of_memory
 from dps.engine.state.ops import TableSpec
@@ -139,7 +139,7 @@ class Server:
         self.endpoint.call(self.reshardings.end, table)
         return msgspec.msgpack.encode(begun.versions)
 
-    def _turn(self, begun: Resharding, turn: Callable[[], Between | None], seconds: float = math.inf) -> bool:
+    def _turn(self, begun: Resharding, turn: Callable[[], BetweenTurns | None], seconds: float = math.inf) -> bool:
         """Have the loop take turns, for so many seconds at most; whether there is more to do."""
         until = time.monotonic() + seconds
         try:

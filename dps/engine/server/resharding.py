@@ -32,14 +32,15 @@ from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.wire.protocols import RoleEndpoint
 from dps.errors import LimitError, MovedError
 
-__all__ = ["AHEAD_SECONDS", "Between", "Resharding", "Reshardings"]
+__all__ = ["AHEAD_SECONDS", "BetweenTurns", "Resharding", "Reshardings"]
 
 PIECE_BYTES = 1 << 19  # one turn of the loop divides so many, because it then takes about a millisecond
-AHEAD_SECONDS = 0.1  # that one call of the controller copies rows, so that its other calls do not wait for long
+# One call of the controller copies rows for so long, because its other calls to this server wait meanwhile.
+AHEAD_SECONDS = 0.1
 
 
-class Between(NamedTuple):
-    """What the thread that asks for the turns does before it asks for the next one."""
+class BetweenTurns(NamedTuple):
+    """What the thread of the controller's call does between two turns of the server's loop."""
 
     listing: Callable[[], None] | None = None  # to be carried out: it lists the keys of a large shard
     seconds: float = 0.0  # to be waited, because the server has requests to serve
@@ -144,7 +145,7 @@ class Resharding:
             )
         return replica
 
-    def copy_ahead(self) -> Between | None:
+    def copy_ahead(self) -> BetweenTurns | None:
         """A turn of the first step: copy some rows while requests go on; None when few are left to copy."""
         now = self._begin_turn()
         if self.spec.life.max_bytes:
@@ -152,18 +153,18 @@ class Resharding:
         for numbers in self._numbers:
             group = self._group(numbers, rests=False)
             readers = group.copying.readers
-            if readers.is_near:
+            if readers.is_nearly_current:
                 continue
             if readers.has_read_all:  # now it has to be faster than the pushes, so it takes a turn after each of them
-                return Between(self._step(group))
+                return BetweenTurns(self._step(group))
             pace = self._owner.relay.pace
             if (rested_at := pace.rested_at(now)) > now:
-                return Between(seconds=rested_at - now)
+                return BetweenTurns(seconds=rested_at - now)
             with pace.work(self._owner.endpoint.now):
-                return Between(self._step(group))
+                return BetweenTurns(self._step(group))
         return None
 
-    def turn(self) -> Between | None:
+    def turn(self) -> BetweenTurns | None:
         """A turn of the second step, in which the shards rest; None when the new table is there."""
         self._begin_turn()
         for numbers in self._numbers:
@@ -171,9 +172,9 @@ class Resharding:
             if group.is_whole:
                 continue
             listing = self._step(group)
-            if listing is None and group.copying.readers.is_even:
+            if listing is None and group.copying.readers.is_current:
                 group.finish()
-            return Between(listing)
+            return BetweenTurns(listing)
         self._owner.take_table(self.spec, [replica for group in self._groups.values() for replica in group.made])
         return None
 
@@ -215,7 +216,7 @@ class Resharding:
 
 
 class Reshardings:
-    """Those of one server that have begun, by the number of the table that is cut anew: one each."""
+    """All reshardings of one server that have begun: at most one for each table that is cut anew."""
 
     def __init__(self, owner: ReshardingOwner):
         self._owner = owner

@@ -15,7 +15,7 @@ from dps.engine.checkpoints.store import Store
 from dps.engine.coordination.journal import Ballot
 from dps.engine.server.checkpoint_writer import CheckpointWriter
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole
-from dps.engine.server.resharding import AHEAD_SECONDS, Between, Resharding, Reshardings
+from dps.engine.server.resharding import AHEAD_SECONDS, BetweenTurns, Resharding, Reshardings
 from dps.engine.simulation.beside import MAX_PIECE_SECONDS, SimRunner, SimWriting
 from dps.engine.simulation.endpoint import SimEndpoint
 from dps.engine.simulation.network import Network
@@ -137,7 +137,7 @@ class SimServer:
         self.reshardings.end(table)
         return msgspec.msgpack.encode(begun.versions)
 
-    def _turn(self, begun: Resharding, turn: Callable[[], Between | None], seconds: float = math.inf) -> bool:
+    def _turn(self, begun: Resharding, turn: Callable[[], BetweenTurns | None], seconds: float = math.inf) -> bool:
         until = self.party.now() + seconds
         try:
             while (between := turn()) is not None:

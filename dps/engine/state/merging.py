@@ -93,7 +93,7 @@ class Merger:
 
     def finish(self) -> dict[int, DenseShard | KeyedShard]:
         """The merged shard, by its number; no shard must have changed since `step` returned False."""
-        assert self.readers.is_even, "rows have changed since they were read"
+        assert self.readers.is_current, "rows have changed since they were read"
         heads = [head_of(shard)[0] for shard in self._shards]
         failure = next((head["failure"] for head in heads if head["failure"] is not None), None)
         head: Description = {"clock": max(each["clock"] for each in heads), "failure": failure}

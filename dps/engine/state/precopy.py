@@ -29,17 +29,16 @@ from dps.engine.state.ops import TableSpec
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard
 from dps.engine.state.spill import attach_file
-from dps.engine.state.transfer import dense_so_far, take_head
+from dps.engine.state.transfer import MIN_LISTED_ROWS, dense_so_far, take_head
 
 __all__ = ["Assembly", "CopiedPiece", "PreCopy", "Readers"]
 
 FLAGS_AT_ONCE = 1 << 20  # flags that one piece looks through at most: some 0.1 ms
 FLAGS_PER_ROW = 16  # flags that are looked through at a time, for each row for which a piece has room yet
-# A shard with fewer rows lists its keys within 1 ms, so no other thread is worth it.
-MIN_LISTED_ROWS = 1 << 16
-FEW_ROWS = 1 << 12  # that are dirty: to copy them takes some milliseconds
+FEW_ROWS = 1 << 12  # With so few dirty rows the shard may rest, because to copy them takes some milliseconds.
 MAX_ROUNDS = 16
-GAIN = 0.8  # a round that reads more than this part of what the one before has read: ops are as fast as the reader
+# Ops change rows as fast as they are read if a round reads more than this part of what the one before has read.
+GAIN = 0.8
 
 
 class CopiedPiece(NamedTuple):
@@ -78,7 +77,7 @@ class PreCopy:
     >>> reader.piece(1 << 20).keys.tolist(), reader.piece(1 << 20)  # all rows, and the end of the round
     ([7, 8], None)
     >>> _ = shard.apply(Op(ADD, np.array([8]), 0, np.ones((1, 1), np.float32), 0, 1))
-    >>> reader.piece(1 << 20).keys.tolist(), reader.is_even
+    >>> reader.piece(1 << 20).keys.tolist(), reader.is_current
     ([8], True)
     >>> reader.close()
     """
@@ -88,8 +87,8 @@ class PreCopy:
         self.rounds = 0
         self._at = 0  # the row at which the round goes on
         self._read = self._read_before = 0  # rows that this round, and the one before, have given
-        self._keys = NO_INDEX  # of the rows of a keyed shard, by number, as far as they are listed
-        self._listed_in = -1  # the round before which that was last done
+        self._keys = NO_INDEX  # the key of each row of a keyed shard, by row number; new rows are listed later
+        self._listed_in = -1  # the round before which keys were listed last
         self._is_open = True
         shard.pin()
         shard.dirty = np.zeros(len(shard.rows), np.uint8)
@@ -100,12 +99,12 @@ class PreCopy:
             self._file = None if shard.spill is None else shard.spill.reader(frozen=True)
 
     @property
-    def is_even(self) -> bool:
+    def is_current(self) -> bool:
         """Whether no row is dirty, and all rows in the file were given."""
         return self._file is None and not np.count_nonzero(self._flags(0, self.shard.end))
 
     @property
-    def is_near(self) -> bool:
+    def is_nearly_current(self) -> bool:
         """Whether few rows are dirty, or as many after each round as before it, because ops change them so fast."""
         if self._file is not None or self.rounds == 0:
             return False
@@ -114,8 +113,9 @@ class PreCopy:
         return int(np.count_nonzero(self._flags(0, self.shard.end))) <= FEW_ROWS
 
     def listing(self) -> Callable[[], None] | None:
-        """What lists the keys of a large shard before a round, which any thread may do while the shard changes; None,
-        if none are missing, or if there are few rows. No piece may be asked for until it has ended.
+        """A function that lists the keys of a large shard, which the next round needs. Any thread may call it while the
+        shard changes, and no piece may be asked for until it returns. None, if no key is missing, or if the shard is so
+        small that `piece` lists the keys itself.
         """
         if not self._lacks_keys or self.shard.end < MIN_LISTED_ROWS:
             return None
@@ -206,9 +206,9 @@ class Readers:
         self._at = 0  # the one whose turn it is
 
     @property
-    def is_even(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the pieces have every row as it is now."""
-        return all(reader.is_even for reader in self._readers)
+        return all(reader.is_current for reader in self._readers)
 
     @property
     def has_read_all(self) -> bool:
@@ -216,12 +216,12 @@ class Readers:
         return all(reader.rounds > 0 for reader in self._readers)
 
     @property
-    def is_near(self) -> bool:
+    def is_nearly_current(self) -> bool:
         """Whether it is time to have the shards rest: see :class:`PreCopy`."""
-        return all(reader.is_near for reader in self._readers)
+        return all(reader.is_nearly_current for reader in self._readers)
 
     def listing(self) -> Callable[[], None] | None:
-        """What another thread is to do before the next piece; None: nothing. See :class:`PreCopy`."""
+        """The function that another thread has to call before the next piece, if there is one: see :class:`PreCopy`."""
         return self._readers[self._at].listing()
 
     def piece(self, max_bytes: int) -> CopiedPiece | None:
@@ -231,7 +231,7 @@ class Readers:
             if piece is not None:
                 return piece
             self._at = (self._at + 1) % len(self._readers)
-        return None if self.is_even else NO_PIECE
+        return None if self.is_current else NO_PIECE
 
     def close(self) -> None:
         """The shards may give their rows other numbers."""

@@ -114,7 +114,7 @@ class Division:
         return True
 
     def _divided(self, keys: np.ndarray) -> Iterator[np.ndarray | slice]:
-        """Which of some keys of the shard belong to each part, in their order; of a dense shard, of row numbers."""
+        """The places among `keys` (of a dense shard, row numbers that ascend) of those that belong to each part."""
         if not isinstance(self.shard, KeyedShard):
             bounds = [bound(n, self.spec.rows or 0, self.spec.shards) for n in (*self._numbers, self._numbers.stop)]
             cuts = np.searchsorted(keys, bounds).tolist()
@@ -134,7 +134,7 @@ class Division:
 
     def finish(self) -> dict[int, DenseShard | KeyedShard]:
         """The parts, by number; the shard must not have changed since `step` returned False."""
-        assert self.readers.is_even, "rows have changed since they were read"
+        assert self.readers.is_current, "rows have changed since they were read"
         meta, arrays = head_of(self.shard)
         waiting, sums = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
         made: dict[int, DenseShard | KeyedShard] = {}

@@ -38,7 +38,17 @@ from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard
 from dps.engine.state.spill import attach_file
 from dps.errors import FunctionError, ProtocolError
 
-__all__ = ["Dump", "Joining", "Listing", "dense_so_far", "digest", "first_difference", "head_of", "take_head"]
+__all__ = [
+    "MIN_LISTED_ROWS",
+    "Dump",
+    "Joining",
+    "Listing",
+    "dense_so_far",
+    "digest",
+    "first_difference",
+    "head_of",
+    "take_head",
+]
 
 # How often a dump asks for the keys created since it began. After the last time all of them go into one piece, because
 # else a dump would not end while pushes create keys all the time.
@@ -356,7 +366,7 @@ class Joining:
 
     def apply(self, op: Op) -> bool:
         """Carry out an op of the shard on those of its rows that are here."""
-        if self._shard.lead is not None and op.rule == PUSH:  # which has to know the origin of the op
+        if self._shard.lead is not None and op.rule == PUSH:  # here, because the origin is taken off the op below
             self._shard.lead.note(op.clock, op.origin)
         return self._shard.apply(op if self._complete else op._replace(origin=0, answer=False))
 

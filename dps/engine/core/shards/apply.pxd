@@ -14,7 +14,7 @@ cdef enum:  # the rules of an op on rows, as in dps/engine/state/ops.py
 cdef struct RowsOp:  # an op on rows, as it lies in a frame, or in the arrays of an `Op`
     int rule
     int64_t clock, parties, rows
-    int64_t lag  # of a push: the clocks by which it is behind, where the optimizer asks
+    int64_t lag  # clocks by which a push is behind the latest one; 0 where the optimizer does not ask
     const int64_t *keys  # NULL: the rows from `start` on
     int64_t start, count
     const void *values  # [count, dim]; no columns where rows go
