@@ -258,7 +258,7 @@ WRONG = {
     "the end of any connection counts": (real_runs, "if run.records[trainer].connection is connection:", "if True:"),
     "who waited is forgotten": (
         real_runs,
-        "                waiting.fail(_replaced(run, trainer))\n",
+        "                waiting.fail(run.replaced(trainer))\n",
         "                pass\n",
     ),
     "whoever waits is answered over the new connection": (
@@ -301,15 +301,15 @@ def test_every_wrong_rule_is_caught(wrong, monkeypatch):
 def test_runs_tell_time_by_their_own_clock_and_hand_out_origins():
     now = [100.0]
     runs = Runs("s", lambda: now[0])
-    assert runs.allot(1) == 1
+    assert runs.origins.allot(1) == 1
     assert runs.start(3, 0) == 1
-    assert runs.allot(5) == 5
+    assert runs.origins.allot(5) == 5
     assert runs.start(2, None) == 2
     told = [Peer(runs).join(1, n, 7) for n in range(3)]
     assert [t["origin"] for t in told] == [2, 3, 4]
     assert [Peer(runs).join(2, n, 8)["origin"] for n in range(2)] == [10, 11]
     with pytest.raises(dps.errors.LimitError, match="handed out all"):
-        runs.allot(1 << 32)
+        runs.origins.allot(1 << 32)
 
 
 def test_a_lost_trainer_that_is_not_back_in_time_ends_the_run():

@@ -163,6 +163,7 @@ def test_a_checkpoint_has_its_run_as_it_always_had():
         ("origins", [[7, 2]]),
         ("partitions", [[0], [1]]),
         ("warm_start", 0),
+        ("vacant", 0),
     ]
     assert saved_run(checkpoint_of(msgspec.to_builtins(saved))) == saved
 

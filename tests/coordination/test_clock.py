@@ -32,14 +32,19 @@ class Machine(RuleBasedStateMachine):
 
     Clock = Clock
 
-    @initialize(trainers=st.integers(1, 5), staleness=st.sampled_from([0, 1, 2, 3, math.inf]), joined=st.booleans())
-    def begin(self, trainers, staleness, joined):
+    @initialize(
+        trainers=st.integers(1, 5),
+        staleness=st.sampled_from([0, 1, 2, 3, math.inf]),
+        joined=st.booleans(),
+        vacant=st.sampled_from([0, 0, 1, 3]),
+    )
+    def begin(self, trainers, staleness, joined, vacant):
         self.now = 0.0
-        self.clock = self.Clock(staleness, trainers)
-        self.staleness = staleness
-        self.clocks = [0] * trainers
-        self.state = ["expected"] * trainers
-        self.incarnation = [0] * trainers
+        self.clock = self.Clock(staleness, trainers + vacant, vacant=vacant)
+        self.staleness, self.vacant = staleness, vacant
+        self.clocks = [0] * (trainers + vacant)
+        self.state = ["expected"] * trainers + ["left"] * vacant
+        self.incarnation = [0] * (trainers + vacant)
         self.since = {}  # the trainers that wait, and since when
         self.awaited = {}  # of these, those that wait before a read, and the clock that they await
         self.lowest = 0
@@ -88,6 +93,8 @@ class Machine(RuleBasedStateMachine):
         if self.incarnation[n] == 0 or not again:
             self.incarnation[n] += 1
         if self.state[n] == "left":
+            if self.vacant:
+                self.clocks[n] = max(self.clocks[n], self.lowest)
             self.lowest = min(self.lowest, self.clocks[n])
         self.state[n] = "joined"
         assert self.clock.join(n, self.incarnation[n], self.now) == self.clocks[n]
@@ -180,6 +187,14 @@ class Machine(RuleBasedStateMachine):
         self.waits_no_more(n)
         self.agree(self.clock.leave(n, self.now))
         if twice:
+            self.agree(self.clock.leave(n, self.now))
+
+    @precondition(lambda self: self.since)
+    @rule()
+    def those_for_which_others_wait_leave(self):
+        counted = self.those("expected", "joined", "lost")
+        for n in [n for n in counted if self.clocks[n] == min(self.clocks[m] for m in counted)]:
+            self.state[n] = "left"
             self.agree(self.clock.leave(n, self.now))
 
     @precondition(lambda self: self.those("joined"))
@@ -317,8 +332,8 @@ class LeavingReleasesNobody(Clock):
 
 
 class CountsOnlyWhoJoined(Clock):
-    def __init__(self, staleness, trainers):
-        super().__init__(staleness, trainers)
+    def __init__(self, staleness, trainers, **given):
+        super().__init__(staleness, trainers, **given)
         self._counts, self._values, self._here = {}, [], set()
 
     def join(self, trainer, incarnation, now):
@@ -430,12 +445,25 @@ class LostOnesRead(Clock):
     lost = mutant(Clock.lost, "self._end_wait(trainer)", "self._waiting.pop(trainer, None)")
 
 
+class BeginsWhereItsSeatWas(Clock):
+    join = mutant(Clock.join, "max(self._clocks[trainer], self._minimum)", "self._clocks[trainer]")
+
+
+class BeginsWithTheFastest(Clock):
+    join = mutant(Clock.join, "max(self._clocks[trainer], self._minimum)", "self.maximum")
+
+
+class VacantSeatsCount(Clock):
+    __init__ = mutant(Clock.__init__, "[: trainers - vacant]", "")
+
+
 WRONG = [OneTooMany, OneTooFew, SlowestWaits, WakesOnlyOnEquality, CountsTicks, Paracel, ForgetsLeavers]
 WRONG += [LeavingReleasesNobody, CountsOnlyWhoJoined, LostDoNotCount, ReleasesOne, MovesBack, DoesNotFence]
 WRONG += [ForgetsTheHigherTick, ReleasesAtTheLowerTick, WaitsOnWhenFurther, GoesBack, ForgetsOneThatBeginsAnew]
 WRONG += [ReadsByTheStalenessOfTheRun, ReadsOneTooEarly, ReadsOneTooLate, ReleasesOneRead]
 WRONG += [WaitsOnAfterItsRead, MayWaitForItself, BeginsEachQuestionAnew]
 WRONG += [TheWaitOfATickGoesOn, ReadsStayParked, RecallsTicks]
+WRONG += [BeginsWhereItsSeatWas, BeginsWithTheFastest, VacantSeatsCount]
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import mutant
 
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.clock import Clock
@@ -43,15 +44,21 @@ class Life:
         count = draw.randint(1, 4)
         numbers = iter(range(100))
         shares = [[next(numbers) for _ in range(draw.randint(0, 3))] for _ in range(count)]
+        vacant = draw.choice([0, 0, 1, 2])  # seats that trainers may take; then lost ones may be given up
+        shares += [[] for _ in range(vacant)]
         self.batches = {n: draw.choice([0, 1, 2, 5, 12, 25]) for share in shares for n in share}
         self.epochs, self.staleness = draw.randint(1, 3), draw.choice([0, 0, 1, 2, math.inf])
         self.stays = draw.random() < 0.5  # in case the others hang: a courtesy, which nothing depends on
         self.rules, self.shares = rules(shares), shares
-        self.clock = Clock(self.staleness, count)
-        self.workers = [Worker(n) for n in range(count)]
-        self.speeds = [draw.choice([1, 1, 5]) for _ in range(count)]
-        self.left, self.waiting, self.zombies = set(), set(), []
-        self.attempts = [0] * count
+        self.grows, self.given_up = vacant > 0, 0
+        self.clock = Clock(self.staleness, count + vacant, vacant=vacant)
+        self.workers = [Worker(n) for n in range(count + vacant)]
+        self.speeds = [draw.choice([1, 1, 5]) for _ in self.workers]
+        self.left, self.waiting, self.zombies = set(range(count, count + vacant)), set(), []
+        self.vacant = set(self.left)
+        for n in self.vacant:
+            self.rules.lost(n, for_good=True)
+        self.attempts = [0] * len(self.workers)
         self.ledgers, self.counted = {}, Counter()
         self.now = 0.0
         for n in range(count):
@@ -75,6 +82,8 @@ class Life:
             self.now += self.draw.random()
             self.step(worker)
             self.zombie()
+            if self.vacant and self.draw.random() < 0.01:
+                self.come(self.workers[min(self.vacant)])
             held = Counter(lease.portion for lease in self.rules.held().values())
             assert all(n <= 2 for n in held.values()), "more than two hold a portion"
         else:
@@ -98,10 +107,31 @@ class Life:
 
     def gone(self, w):
         if self.draw.random() < 0.1:
-            self.attempts[w.number] += 1
-            clock = self.clock.join(w.number, self.attempts[w.number], self.now)
-            self.workers[w.number] = fresh = Worker(w.number)
-            fresh.epoch = clock
+            if self.grows and not self.rules.needs(w.number, self.present()):
+                self.given_up += 1
+                self.leave(w)
+                if not self.shares[w.number]:
+                    self.vacant.add(w.number)
+            else:
+                self.begin(w)
+
+    def begin(self, w):
+        self.attempts[w.number] += 1
+        clock = self.clock.join(w.number, self.attempts[w.number], self.now)
+        self.workers[w.number] = fresh = Worker(w.number)
+        fresh.epoch = clock
+
+    def present(self):
+        """The trainers that are connected."""
+        return [w.number for w in self.workers if w.number not in self.left and w.state != "gone"]
+
+    def come(self, w):
+        """A trainer takes a vacant seat."""
+        self.vacant.discard(w.number)
+        if self.left != set(range(len(self.workers))):
+            self.left.discard(w.number)
+            self.begin(w)
+            self.tell(w.number)
 
     def blink(self, w):
         """The connection breaks, and is made anew; a tick whose answer no trainer waits for may be lost with it."""
@@ -182,11 +212,15 @@ class Life:
             return  # it is on its way
         w.epoch += 1
         released = self.clock.tick(w.number, w.epoch, self.now)
-        lowest = min(self.clock.clock_of(n) for n in range(len(self.workers)) if n not in self.left)
-        self.rules.ticked(w.number, w.epoch, lowest)
+        self.tell(w.number)
         self.waiting.add(w.number)
         self.waiting -= set(released)
         w.state = "declare"
+
+    def tell(self, trainer):
+        """The rules learn the clock of a trainer, and the lowest one."""
+        lowest = min(self.clock.clock_of(n) for n in range(len(self.workers)) if n not in self.left)
+        self.rules.ticked(trainer, self.clock.clock_of(trainer), lowest)
 
     def leave(self, w):
         self.left.add(w.number)
@@ -258,7 +292,39 @@ class GoesWithout(Leases):
         return None
 
 
-@pytest.mark.parametrize("wrong", [TooEarly, Believes, Keeps, LeavesToOwner, ThirdTime, Forgets, GoesWithout])
+class GivesUpAnyTrainer(Leases):
+    """A lost trainer is not needed while others are there."""
+
+    def needs(self, trainer, present):
+        return not present
+
+
+class GivesUpBeforeItHasDeclared(Leases):
+    """Nothing seems to be left of partitions whose batches are not known."""
+
+    needs = mutant(Leases.needs, "not self._declared.keys() >= set(self.shares[trainer])", "False")
+
+
+class ReliesOnTrainersThatHaveGoneOn(Leases):
+    """A trainer in the next epoch is to do what is left of this one."""
+
+    needs = mutant(Leases.needs, "self._clocks[n] <= epoch", "self._clocks[n] <= epoch + 1")
+
+
+WRONG = [TooEarly, Believes, Keeps, LeavesToOwner, ThirdTime, Forgets, GoesWithout]
+WRONG += [GivesUpAnyTrainer, GivesUpBeforeItHasDeclared, ReliesOnTrainersThatHaveGoneOn]
+
+
+def test_trainers_come_and_are_given_up():
+    lives = [Life(Leases, seed) for seed in range(100)]
+    for life in lives:
+        life.run()
+    growing = [life for life in lives if life.grows]
+    assert sum(life.given_up for life in growing) > 20
+    assert sum(any(life.attempts[n] for n in range(len(life.shares)) if not life.shares[n]) for life in growing) > 20
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_rules_are_found_out(wrong):
     caught = 0
     for seed in range(300):

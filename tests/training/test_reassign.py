@@ -557,7 +557,7 @@ def test_nobody_of_a_run_that_is_over_is_known_to_what_is_restored():
         late = (1, 2, 3, 3 + runs.known(1).work_leases.total - 1)
         assert all(map(ledger.retired, late))
         assert ledger.retired(500) == (told is not None)
-        assert not ledger.retired(runs.allot(1))
+        assert not ledger.retired(runs.origins.allot(1))
 
 
 def tells(trainer, parts):

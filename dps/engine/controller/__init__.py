@@ -27,6 +27,7 @@ run           the state of one run
 runs          the frames of runs: trainers join, tick, meet, leave; run_procedures.py has the steps of their end
 interrupted_runs the runs of a controller that has died, in the one that took over
 work_leases   the frames by which trainers lease batches
+origin_numbers the numbers of parties that make ops
 collectives   the results of allreduce, allgather, broadcast and barrier
 procedures    what takes several steps, as generators that yield instructions; executor.py carries these out
 seating       gives each trainer a thread of its own

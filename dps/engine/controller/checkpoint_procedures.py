@@ -384,7 +384,7 @@ class CheckpointProcedures:
         if saved is None or (known and self.runs.is_active_origin(saved.origin)):
             return Origins(known, ended=ended)
         ended += saved.origins
-        return Origins(known, saved.origin, saved.trainers, self.runs.allot(saved.trainers), ended)
+        return Origins(known, saved.origin, saved.trainers, self.runs.origins.allot(saved.trainers), ended)
 
     def resumable(self, trainers: int) -> SavedRun:
         """The state of the restored run, for a run of so many trainers that resumes it."""

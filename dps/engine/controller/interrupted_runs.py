@@ -26,7 +26,8 @@ class InterruptedRuns:
 
     def resume(self, next_origin: int, records: Iterable[RecordedRun]) -> None:
         """Go on after another controller: with its runs. It may have given out all origins before this one."""
-        self._runs.origins = max(self._runs.origins, next_origin)
+        origins = self._runs.origins
+        origins.given = max(origins.given, next_origin)
         for record in records:
             run = self._runs.runs[record.number] = restored(record, self._runs.now())
             if not run.elastic and run.stopped is None:

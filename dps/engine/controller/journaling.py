@@ -64,7 +64,7 @@ class SessionJournal:
             content.committed,
             recovering,
         )
-        membership.holders.recorder, runs.on_few_origins, runs.decide = recorder, recorder.refresh, recorder.decide
+        membership.holders.recorder, runs.origins.on_few, runs.decide = recorder, recorder.refresh, recorder.decide
         runs.grace = config.scheduler_grace()
         self._probing: asyncio.Future[None] | None = None
 

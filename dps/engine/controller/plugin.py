@@ -416,7 +416,7 @@ class Sessions(Mapping[str, Session]):
                 left = ticks if recovering else ticks - 1
                 self.endpoint.later(TICK_SECONDS, self._answer_route, connection, header, body, left)
             return
-        origin = RouteRequest.of(header).origin or session.runs.allot(1)
+        origin = RouteRequest.of(header).origin or session.runs.origins.allot(1)
         connection.reply(RouteAnswer(origin).header(header.request), session.membership.announcements.route)
 
     def _to_membership(self, connection: Connection, header: Header, body: memoryview) -> None:

@@ -17,9 +17,9 @@ from dps.engine.telemetry.run_telemetry import RunTelemetry
 from dps.engine.telemetry.snapshot import TrainerPhase
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, SavedRun
+from dps.engine.wire.messages import Join, LeaseAnswer, LeaseRequest, SavedRun
 from dps.engine.wire.protocols import RoleConnection
-from dps.errors import DPSError, InputError
+from dps.errors import DPSError, InputError, StoppedError
 
 __all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord", "answer_meeting", "park"]
 
@@ -49,7 +49,9 @@ class TrainerRecord:
     """One trainer of a run that has joined at least once. Its clock, its incarnation and whether it counts are facts of
     the run's `Clock`; when it was lost and what it waits for are in the indices of the run."""
 
-    __slots__ = ("attempt", "connection", "joins", "left", "number", "planned", "renewals", "seconds", "where")
+    __slots__ = (
+        *("attempt", "connection", "given_up", "joins", "left", "number", "planned", "renewals", "seconds", "where"),
+    )
 
     def __init__(self, number: int):
         self.number = number
@@ -62,6 +64,7 @@ class TrainerRecord:
         self.seconds: dict[str, float] | None = None  # once it has left
         # It has sent LEAVE. (The clock's state "left" says less: a trainer that waits in a collective has that, too.)
         self.left = False
+        self.given_up = False  # it was lost, and the others go on without it: this attempt counts no more
 
 
 # Record of a trainer that has none yet; it never changes.
@@ -77,7 +80,14 @@ class Run:
     """
 
     def __init__(
-        self, number: int, trainers: int, staleness: float, clock: int = 0, elastic: bool = False, warm_start: int = 0
+        self,
+        number: int,
+        trainers: int,
+        staleness: float,
+        clock: int = 0,
+        elastic: bool = False,
+        warm_start: int = 0,
+        vacant: int = 0,
     ):
         self.number = number
         self.trainers = trainers
@@ -87,10 +97,14 @@ class Run:
         self.start = clock
         self.origin = 0  # origin of trainer 0; those of the other trainers follow
         self.partitions: list[list[int]] = []  # partitions of each trainer, by the driver's numbers
-        self.clock = Clock(staleness, trainers, clock, warm_start)
+        self.begun = trainers - vacant  # how many trainers it was begun with; the seats of the others were vacant
+        self.clock = Clock(staleness, trainers, clock, warm_start, vacant)
         self.meetings = Meetings(trainers, answer)
         self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN
-        self.connected = self.left_count = 0  # trainers with a connection, and those that have left
+        self.connected, self.left_count = 0, vacant  # trainers with a connection, and those that have left
+        for trainer in range(self.begun, trainers):
+            self.records[trainer] = TrainerRecord(trainer)
+            self.records[trainer].left = True
         self.ticking: dict[int, ParkedRequest] = {}  # ticks that wait, and reads that do, by trainer
         self.meeting: dict[int, ParkedRequest] = {}  # collectives that wait, by trainer
         self.lost: dict[int, float] = {}  # trainer -> when its connection broke, until it joins again
@@ -111,6 +125,16 @@ class Run:
         # Trainers that were begun again, and would repeat collective calls of which another controller had the answers.
         self.estranged: set[int] = set()
         self.is_forgetful = False  # a trainer that is begun again is one of those
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether trainers may join that it was not begun with, and lost ones may be given up."""
+        return self.begun < self.trainers
+
+    @property
+    def seated(self) -> int:
+        """How many of its seats, from 0 on, trainers have, or have had."""
+        return max([self.begun, *(n + 1 for n in range(self.begun, self.trainers) if self.records[n].attempt >= 0)])
 
     @property
     def over(self) -> bool:
@@ -139,7 +163,7 @@ class Run:
         self.left_count -= record.left
         self.lost.pop(trainer, None)
         self.missing.discard(trainer)
-        record.connection, record.left = connection, False
+        record.connection, record.left, record.given_up = connection, False, False
         if self.is_forgetful and attempt > record.attempt:
             self.estranged.add(trainer)
         record.attempt = attempt
@@ -181,6 +205,35 @@ class Run:
                 f"the run"
             )
 
+    def check_may_join(self, trainer: int, request: Join, again: bool) -> None:
+        """Refuse a JOIN of an attempt that counts no more, or of a trainer that comes to a run that is over. `again`:
+        the attempt has joined before."""
+        record = self.record(trainer)
+        if self.is_outdated(trainer, request.attempt):
+            raise self.replaced(trainer)
+        if again and (record.given_up or request.joins < record.joins):
+            raise self.replaced(trainer)  # or the JOIN is from an older connection, which broke
+        if self.may_grow and self.over and not again:
+            raise StoppedError(f"run {self.number} is over: all its work was done before this trainer came")
+        if again and self.elastic and record.left and request.joins == record.joins:
+            raise InputError(
+                f"trainer {trainer} of run {self.number} has left, and comes again within one attempt "
+                f"({request.incarnation}): are two partitions computed by one task (coalesce)? They would be taken for "
+                f"one; use repartition"
+            )
+
+    def replaced(self, trainer: int) -> StoppedError:
+        """Why requests of this attempt at a trainer, or over this connection, count no more."""
+        if self.record(trainer).given_up:
+            return StoppedError(
+                f"trainer {trainer} of run {self.number} was lost for too long, and the others do its work: nothing "
+                f"that this attempt does counts any more"
+            )
+        return StoppedError(
+            f"trainer {trainer} of run {self.number} has joined again (its task was run again, or its connection "
+            f"broke): requests over this connection count no more"
+        )
+
     def is_outdated(self, trainer: int, attempt: int) -> bool:
         """Whether a later attempt at a trainer counts than this one, which a controller has counted (-1: none has)."""
         return 0 <= attempt < self.record(trainer).attempt
@@ -200,6 +253,24 @@ class Run:
         self.left_count += 1
         record.connection, record.left = None, True
         self.give_back(record.number, for_good=True)
+
+    def can_do_without(self, trainer: int) -> bool:
+        """Whether the run may go on without a trainer, because others do its share of the work."""
+        if not self.may_grow or self.stopped is not None or self.work_leases is None:
+            return False
+        present = [n for n in self.staying() if n != trainer and self.record(n).connection is not None]
+        return not self.work_leases.leases.needs(trainer, present)
+
+    def give_up(self, trainer: int) -> list[ParkedRequest]:
+        """Go on without a trainer that is lost; what it does counts no more. Returns its requests that wait."""
+        record = self.records.setdefault(trainer, TrainerRecord(trainer))
+        self.connected -= record.connection is not None
+        self.left_count += not record.left
+        record.connection, record.left, record.given_up = None, True, True
+        self.lost.pop(trainer, None)
+        self.give_back(trainer, for_good=True)
+        waiting = self.ticking.pop(trainer, None), self.meeting.pop(trainer, None)
+        return [request for request in waiting if request is not None]
 
     def left(self) -> list[int]:
         return [n for n, record in sorted(self.records.items()) if record.left]
@@ -223,6 +294,7 @@ class Run:
             origins=self.origins(),
             partitions=self.partitions,
             warm_start=self.clock.warm_start,
+            vacant=self.trainers - self.begun,
         )
 
     def origins(self) -> list[list[int]]:
@@ -243,6 +315,7 @@ class Run:
         return self.work_leases.asked(trainer, request, now, held_back)
 
     def ticked(self, trainer: int) -> None:
+        """A trainer has ticked, or has joined at a clock that others have come to."""
         if self.work_leases is not None:
             # Trainers that wait in a collective count, too.
             clocks = [self.clock.clock_of(n) for n in self.staying()]

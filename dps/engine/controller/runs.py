@@ -38,6 +38,11 @@ among all parties that make ops.
 A trainer has one parked request. If it sends another TICK, AWAIT or COLLECT over the same connection before the first
 is answered, the later one is parked (a tick for the higher clock), and the first is refused at once.
 
+A run *may grow* (`Run.may_grow`) where it was begun with vacant seats: trainers take them while the run goes on, and
+one that is lost for too long is given up instead of ending the run. Its work is leased (`work_leases.py`), so others do
+what a trainer has left behind, and a trainer that comes late finds work. A lost trainer without which batches would be
+left out is not given up (`Leases.needs`).
+
 An *elastic* run is one whose trainers come when a scheduler starts them, leave, and perhaps come again: no trainer
 waits for another, a lost one is not missed, and a failed one does not stop the run. It goes on until it is ended.
 """
@@ -55,6 +60,7 @@ import msgspec
 
 from dps import config
 from dps.engine.controller.collectives import MAX_COLLECTED_BYTES
+from dps.engine.controller.origin_numbers import OriginNumbers
 from dps.engine.controller.run import ParkedRequest, Run, TrainerParty, answer_meeting, park
 from dps.engine.controller.run_records import missing_for_too_long, surplus
 from dps.engine.controller.work_leases import WorkLeases
@@ -99,10 +105,8 @@ __all__ = ["Run", "Runs"]
 
 logger = logging.getLogger(__name__)
 
-# Largest values that the fields of a frame can hold.
-MAX_ORIGINS, MAX_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1
-# Number of origins that are left when more are set aside.
-FEW_ORIGINS = 2048
+# Largest attempt, because the field in a frame holds no more.
+MAX_ATTEMPTS = (1 << 16) - 1
 # Time between two checks which Dask tasks have ended.
 SWEEP_SECONDS = 1.0
 # Number of elastic runs that are open at a time.
@@ -149,14 +153,13 @@ class Runs:
         self.patience, self.rejoin = config.seconds("clock"), config.seconds("rejoin")
         self.runs: dict[int, Run] = {}
         self._before = 0  # the last run that another controller may have begun
-        self._last = self.origins = 0  # the last run, and how many origins have been given out
-        self.last_origin = MAX_ORIGINS  # higher origins may not be given out: see `session_record.py`
-        self.on_few_origins: Callable[[], object] = lambda: None  # called when half a block of origins is left
+        self._last = 0  # the last run
+        self.origins = OriginNumbers(session)
         # Has the effect of a decision take place once that is committed; at once where there is no journal.
         self.decide: Callable[[Callable[[], object]], None] = take_effect
         self.recorded: set[int] | None = None  # runs that the last committed record has; None: there is no journal
         self.grace = 0.0  # seconds for which trainers wait for another scheduler when this one dies
-        self.tasks = TaskOrigins(self.allot, at_work)
+        self.tasks = TaskOrigins(self.origins.allot, at_work)
         self.note, self._task_of = note, task_of
         self._swept_at = now()
         self._renewals = 0  # changes of the staleness of tables so far
@@ -177,9 +180,11 @@ class Runs:
         elastic: bool = False,
         reassign: bool = False,
         warm_start: int = 0,
+        vacant: int = 0,
     ) -> int:
         """Begin a run of that many trainers; returns its number. `collecting` are tables that collect a clock's pushes.
 
+        The last `vacant` seats are for trainers that join later; the work of such a run is leased (`reassign`).
         With `resumed`, it resumes the run of a checkpoint: at its clock, with its origins. With `warm_start`, trainer
         0 begins alone, and the others when it has come to that clock.
         """
@@ -195,11 +200,15 @@ class Runs:
             self._give_up(0)
         clock = 0 if resumed is None else resumed.clock
         bound = math.inf if staleness is None else staleness
-        run = Run(self._last + 1, trainers, bound, clock, elastic, warm_start)
-        run.origin = self.allot(trainers) if resumed is None else resumed.origin
+        if vacant and not reassign:
+            raise InputError("trainers may join a run while it goes on only where its work is leased: reassign=True")
+        run = Run(self._last + 1, trainers, bound, clock, elastic, warm_start, vacant)
+        run.origin = self.origins.allot(trainers) if resumed is None else resumed.origin
         run.partitions = [list(part) for part in partitions]
         if reassign:
-            run.work_leases = WorkLeases(run.partitions, clock, self.allot)
+            run.work_leases = WorkLeases(run.partitions, clock, self.origins.allot)
+            for trainer in run.left():
+                run.give_back(trainer, for_good=True)
         self._last = run.number
         self.runs[run.number] = run
         for number in [n for n, run in self.runs.items() if run.over][:-16]:
@@ -213,21 +222,6 @@ class Runs:
             text = f"run {run.number}, whose scheduler had died, was given up, because another run began in its place"
             self.note(text, stands=lambda: True)
             self.stop(run.number, StoppedError(text))
-
-    def allot(self, count: int) -> int:
-        """The first of `count` new origins in a row."""
-        if self.origins + count > MAX_ORIGINS:
-            raise LimitError(f"parameter server {self.session!r} has handed out all {MAX_ORIGINS} origins; start anew")
-        if self.origins + count > self.last_origin:
-            self.on_few_origins()
-            raise LimitError(
-                f"parameter server {self.session!r} has no {count} origins at hand: {self.last_origin - self.origins} "
-                f"are left, and its servers have not confirmed the record that sets more aside; try again"
-            )
-        self.origins += count
-        if self.origins + FEW_ORIGINS > self.last_origin:
-            self.on_few_origins()
-        return self.origins - count + 1
 
     def retire(self) -> list[list[int]]:
         """[first origin, how many] of the runs and tasks that have ended since the last call."""
@@ -314,6 +308,23 @@ class Runs:
         run.ticking.clear()
         run.meeting.clear()
 
+    def give_up(self, number: int, trainer: int) -> bool:
+        """Go on without a trainer, if the run allows it; whether the run does. The driver says that its worker is gone,
+        or it was lost for too long."""
+        run = self.known(number)
+        record = run.record(trainer)
+        if record.left:
+            return record.given_up or record.attempt < 0  # it never came
+        if not run.can_do_without(trainer):
+            return False
+        clock, place = run.clock.clock_of(trainer), record.where or "no worker yet"
+        for request in run.give_up(trainer):
+            request.fail(run.replaced(trainer))
+        text = f"run {number}: trainer {trainer} (on {place}) is gone, at clock {clock}; the others do its work"
+        self.note(text, stands=lambda: not run.over)
+        self._trainer_left(run, trainer)
+        return True
+
     def close(self, error: DPSError) -> None:
         for number in self.runs:
             self.stop(number, error)
@@ -336,15 +347,7 @@ class Runs:
         if incarnation is None:
             incarnation = 0 if current is None else current + 1
         again = current == incarnation
-        if run.is_outdated(trainer, request.attempt):
-            raise _replaced(run, trainer)
-        if again and joins < record.joins:
-            raise _replaced(run, trainer)  # the JOIN is from an older connection, which broke
-        if again and run.elastic and record.left and joins == record.joins:
-            raise InputError(
-                f"trainer {trainer} of run {run.number} has left, and comes again within one attempt ({incarnation}): "
-                f"are two partitions computed by one task (coalesce)? They would be taken for one; use repartition"
-            )
+        run.check_may_join(trainer, request, again)
         back = current is None and request.attempt >= 0  # another controller has counted its attempt
         attempt = request.attempt if back else record.attempt + (not again)
         if attempt > MAX_ATTEMPTS:
@@ -353,15 +356,18 @@ class Runs:
         clock = run.clock.join(trainer, incarnation, self.now())
         for waiting in (run.ticking.pop(trainer, None), run.meeting.pop(trainer, None)):
             if waiting is not None:
-                waiting.fail(_replaced(run, trainer))
+                waiting.fail(run.replaced(trainer))
         run.join(trainer, connection, attempt, joins, shown(request.where, 200))
         if run.telemetry is not None and not again:
             run.telemetry.joined(trainer, self.now())
+        if run.may_grow:
+            run.ticked(trainer)
         run.records[trainer].renewals = self._renewals  # because a trainer that joins asks for the route
         connection.party = TrainerParty(run, trainer)
         staleness = None if math.isinf(run.staleness) else run.staleness
         portions = 0 if run.work_leases is None else run.work_leases.origin
-        known = Joined(clock, staleness, run.trainers, run.origin + trainer, attempt, incarnation, portions)
+        trainers = run.trainers - run.left_count if run.may_grow else run.trainers
+        known = Joined(clock, staleness, trainers, run.origin + trainer, attempt, incarnation, portions)
         answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start, grace=self.grace, elastic=run.elastic)
         reply = partial(connection.reply, Header(frames.OK, request=header.request), encode(answer))
         if attempt:  # a controller that takes over must know it, or it would give the number again
@@ -399,7 +405,7 @@ class Runs:
 
     def collect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
-        if run.elastic:
+        if run.elastic or run.may_grow:
             raise InputError(f"the trainers of run {run.number} come and go: they cannot meet (barrier, allreduce)")
         if len(body) > MAX_COLLECTED_BYTES:
             raise LimitError(
@@ -505,6 +511,8 @@ class Runs:
             alone = run.interrupted and not run.connected  # no trainer waits, and a driver may begin them all anew
             lost = {} if run.elastic or alone else run.lost
             for trainer in [t for t, since in lost.items() if now - since > rejoin]:
+                if self.give_up(run.number, trainer):
+                    continue
                 place = run.record(trainer).where
                 clock = run.clock.clock_of(trainer)
                 self.stop(
@@ -541,7 +549,7 @@ class Runs:
             raise ProtocolError("a tick, collective or leave over a connection on which no trainer has joined")
         run, trainer = connection.party
         if run.records[trainer].connection is not connection:
-            raise _replaced(run, trainer)
+            raise run.replaced(trainer)
         if run.stopped is not None and not stopped_too:
             raise run.stopped.with_traceback(None)  # because each raise would add its own traceback
         return run, trainer
@@ -575,10 +583,3 @@ class Runs:
 
 def take_effect(effect: Callable[[], object]) -> None:
     effect()
-
-
-def _replaced(run: Run, trainer: int) -> StoppedError:
-    return StoppedError(
-        f"trainer {trainer} of run {run.number} has joined again (its task was run again, or its connection broke): "
-        f"requests over this connection count no more"
-    )

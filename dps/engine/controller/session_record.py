@@ -77,7 +77,7 @@ class RecordContent:
             epoch=membership.epoch,
             wanted=self._wanted(),
             next_server=bound(membership.next_server, SERVER_BLOCK),
-            next_origin=bound(runs.origins + self._needed, ORIGIN_BLOCK),
+            next_origin=bound(runs.origins.given + self._needed, ORIGIN_BLOCK),
             addresses={n: s.address for n, s in membership.servers.items() if s.address is not None},
             tables=tables,
             runs=[recorded(run) for run in self._runs.runs.values() if not run.over],
@@ -104,7 +104,7 @@ class RecordContent:
         record = SessionRecord.decode(content)
         self._membership.announcements.committed(record)
         self._membership.last_server = record.next_server
-        self._runs.last_origin = record.next_origin
+        self._runs.origins.last = record.next_origin
         self._runs.recorded = {run.number for run in record.runs}
 
     def need_origins(self, count: int) -> None:

@@ -151,13 +151,14 @@ async def start_run(
     elastic: bool = False,
     reassign: bool = False,
     warm_start: int = 0,
+    vacant: int = 0,
 ) -> int:
     """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
     if session.journal is not None:
         await session.journal.set_origins_aside(trainers)
     collecting = session.ends.collecting()
     restored = session.checkpoints.resumable(trainers) if resume else None
-    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start)
+    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start, vacant)
     run: int = await session.in_endpoint(session.runs.start, *args)
     session.checkpoints.resumed()
     if collecting and not elastic:  # because a run whose driver died has left its last clock open
@@ -213,6 +214,12 @@ async def stop_run(session: Session, *, run: int, reason: str) -> None:
     await session.in_endpoint(session.runs.stop, run, StoppedError(reason))
 
 
+async def give_up_trainer(session: Session, *, run: int, trainer: int) -> bool:
+    """Go on without a trainer whose worker is gone, where the run allows it; whether the run does."""
+    given_up: bool = await session.in_endpoint(session.runs.give_up, run, trainer)
+    return given_up
+
+
 async def end_run(session: Session, *, run: int) -> None:
     """End a run that was opened for several callers, or that is elastic."""
     if await session.in_endpoint(session.runs.end, run):  # otherwise the run that ends last settles
@@ -229,7 +236,7 @@ async def settle(session: Session, *, keep: bool) -> None:
 DECISIONS = {"scale", "adapt", "retire", "add_table", "split_table", "drop_table", "add_function", "restore"}
 DECISIONS |= {"merge_table", "rebalance", "schedule_checkpoints", "start_run", "set_staleness", "set_rejoin"}
 DECISIONS |= {"set_table_staleness"}
-DECISIONS |= {"resume_run", "stop_run", "end_run"}
+DECISIONS |= {"resume_run", "give_up_trainer", "stop_run", "end_run"}
 
 SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "scale": scale,
@@ -253,6 +260,7 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "set_staleness": set_staleness,
     "set_table_staleness": set_table_staleness,
     "set_rejoin": set_rejoin,
+    "give_up_trainer": give_up_trainer,
     "stop_run": stop_run,
     "end_run": end_run,
     "settle": settle,

@@ -78,7 +78,7 @@ class WorkLeases:
                 if again is not None and stays:
                     answer.again = max(
                         ASK_AGAIN_SECONDS[0],
-                        len(self.leases.shares) / MAX_REQUESTS_PER_SECOND,
+                        self.leases.present / MAX_REQUESTS_PER_SECOND,
                         min(again, ASK_AGAIN_SECONDS[1]),
                     )
                 else:

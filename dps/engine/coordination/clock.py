@@ -27,7 +27,17 @@ expected     yes    not joined yet: at the first clock, else the early ones woul
 joined       yes    at its clock
 lost         yes    its connection broke; it may come back, and its pushes of this clock are missing
 left         no     it is done. Should it join again, it counts again, at the clock it had
+vacant       no     a seat that no trainer has taken yet, in a run that trainers may join while it goes on
 ============ ====== ==================================================================================
+
+Trainers that come and go
+-------------------------
+A run may have **vacant** seats. A trainer that takes one begins at the *minimum*: below it, the minimum would fall, and
+trainers that went on because of it could have read rows without pushes that are still to come; above it, a trainer
+could be more than s ahead of the slowest. In such a run a trainer that has left, or was given up because it was lost
+for too long, and comes again, begins at the minimum or at its own clock, whichever is greater. So the minimum of such a
+run never falls, and the promise holds for all trainers that count: nothing is promised about pushes that a trainer
+which was given up may still have on their way.
 
 Reads of single tables
 ----------------------
@@ -48,8 +58,8 @@ leaves or is given up, which raises the minimum; by induction over the clocks ea
 nothing, because c - s was already reached when the trainer went on to clock c. As for ticks, a trainer in a meeting
 does not count.
 
-The minimum never falls, except when a trainer that had left joins again. The controller ends the run when it
-gives a lost trainer up; this file only knows that a lost trainer holds the others back.
+In a run without vacant seats the minimum falls only when a trainer that had left joins again. What becomes of a lost
+trainer is the controller's decision; this file only knows that it holds the others back until it leaves.
 
 The controller (`controller/runs.py`) calls, and gets back the trainers whose TICK it now answers: :meth:`Clock.tick`
 makes a trainer wait and at once releases all trainers whose wait is over, maybe the same trainer; so does
@@ -97,6 +107,8 @@ class Clock:
         How many trainers the run has; they are numbered from 0.
     warm_start : int
         Trainer 0 begins first: the others begin at this clock, and wait there until trainer 0 has come to it, or left.
+    vacant : int
+        How many of these seats, the last ones, are vacant: trainers may take them while the run goes on.
 
     Examples
     --------
@@ -109,20 +121,21 @@ class Clock:
     [0, 1]
     """
 
-    def __init__(self, staleness: float, trainers: int, start: int = 0, warm_start: int = 0):
-        if trainers < 1:
-            raise InputError(f"a run needs at least one trainer, not {trainers}")
+    def __init__(self, staleness: float, trainers: int, start: int = 0, warm_start: int = 0, vacant: int = 0):
+        if trainers - vacant < 1:
+            raise InputError(f"a run needs at least one trainer, not {trainers - vacant}")
         self.staleness = checked_staleness(staleness)
         self.trainers = trainers
         self.warm_start = warm_start
+        self._may_grow = vacant > 0
         others = max(start, warm_start)
         self._clocks = [start] + [others] * (trainers - 1)
-        self._states = [TrainerState.EXPECTED] * trainers
+        self._states = [TrainerState.EXPECTED] * (trainers - vacant) + [TrainerState.LEFT] * vacant
         self._incarnations: list[int | None] = [None] * trainers
         self._last_heard: list[float | None] = [None] * trainers  # time of each trainer's last call; None: not yet
         self._began: float | None = None  # time at which the first trainer joined
         self._counts = dict(
-            collections.Counter(self._clocks)
+            collections.Counter(self._clocks[: trainers - vacant])
         )  # clock -> how many of the trainers that count are at it; never 0
         self._values = sorted(self._counts)  # heap of clocks: the keys of _counts, and some that are no longer keys
         self._minimum = start
@@ -142,6 +155,8 @@ class Clock:
         if current is not None and incarnation < current:
             self.check(trainer, incarnation)
         if self._states[trainer] is TrainerState.LEFT:
+            if self._may_grow:
+                self._clocks[trainer] = max(self._clocks[trainer], self._minimum)
             self._count(self._clocks[trainer])
             self._settle()  # releases no trainer, because the minimum can only fall here
         if incarnation != current:

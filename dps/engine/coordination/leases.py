@@ -34,8 +34,9 @@ may leave those to it. Where the owner will not do a portion (it is lost, has le
 answered that the epoch is over for it while another trainer held the portion), the next trainer that asks takes it, at
 whatever price. A trainer that asks then and cannot fetch the partition stays in that epoch until the portion is done
 (`missing`). A lost trainer holds nothing from that moment on; it counts for the clock, so what is left of its epoch is
-still there when it comes back. Once no trainer that counts is at clock e or earlier, what has not been done of epoch e
-is given up: a training function has broken off its loop.
+still there when it comes back. A run that trainers may join while it goes on gives a lost trainer up only if nothing
+would be left out (`needs`). Once no trainer that counts is at clock e or earlier, what has not been done of epoch e is
+given up: a training function has broken off its loop.
 
 Up to 1000 trainers ask, some of them several times a second, in the thread that answers ticks: so loops over all
 trainers or portions are numpy's.
@@ -298,6 +299,17 @@ class Leases:
 
     # -- questions
 
+    def needs(self, trainer: int, present: Collection[int]) -> bool:
+        """Whether batches would be left out if `trainer` did not come back; `present` are others, which are there.
+
+        No other trainer can say how many batches its partitions have before it has declared them. And what is left of
+        the epoch that it is at is only done by a trainer that has not gone on to the next one.
+        """
+        if not self._declared.keys() >= set(self.shares[trainer]):
+            return True
+        epoch = self._clocks[trainer]
+        return bool(self._there(epoch).any()) and not any(self._clocks[n] <= epoch for n in present)
+
     def pending(self, epoch: int, now: float) -> float | None:
         """Seconds until the next held portion of an epoch is expected to be done; None if none is left to do."""
         if not self._there(epoch).any():
@@ -318,6 +330,11 @@ class Leases:
         if not there:
             self._stays = trainer
         return self._stays == trainer
+
+    @property
+    def present(self) -> int:
+        """How many trainers are neither lost nor have left."""
+        return int(np.count_nonzero(~self._gone))
 
     def left(self) -> int:
         """How many portions are not done yet, of the earliest epoch that is under way."""

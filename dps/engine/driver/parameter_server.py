@@ -884,7 +884,7 @@ class ParameterServer:
         data: Data,
         *,
         staleness: float | str = 0,
-        trainers: int | None = None,
+        trainers: int | str | None = None,
         retries: int = 0,
         args: tuple = (),
         kwargs: Options | None = None,
@@ -915,8 +915,11 @@ class ParameterServer:
             (BSP), s is stale-synchronous (SSP), ``math.inf`` is asynchronous. "auto" begins with 1, gives more while
             trainers wait for transient stragglers, and takes back what makes the loss worse
             (``trainer.log(loss=...)``). :meth:`set_staleness` changes it while the run goes on.
-        trainers : int, optional
-            Fewer than there are free threads (with Spark: slots).
+        trainers : int or "all", optional
+            Fewer than there are free threads (with Spark: slots). With "all", trainers come and go: a new one begins on
+            each thread that becomes free while the run goes on (of a worker that has come, say), at the clock of the
+            slowest, and one whose worker is gone is not missed, because others do its work. For this the work is
+            leased, so say ``reassign=True``, too. See *Trainers that come and go* in the documentation.
         retries : int
             How often the function of a trainer may raise and be run again, as it is anyway when its worker dies. It is
             called from its beginning; :meth:`dps.Trainer.iterate` goes on where the clock stands. Spark runs all of
@@ -954,10 +957,10 @@ class ParameterServer:
         Returns
         -------
         list
-            What `function` returned, by trainer; or the results of all partitions, by partition. Which partitions a
-            trainer had is ``trainer.partition_numbers`` in the function: the same ones whenever the same data lies on
-            the same workers and as many threads are free. (Data that is not persisted is computed anew for each run,
-            perhaps elsewhere.)
+            What `function` returned, by trainer (with ``trainers="all"``, of those that were not lost); or the results
+            of all partitions, by partition. Which partitions a trainer had is ``trainer.partition_numbers`` in the
+            function: the same ones whenever the same data lies on the same workers and as many threads are free. (Data
+            that is not persisted is computed anew for each run, perhaps elsewhere.)
 
         Raises
         ------

@@ -46,7 +46,7 @@ def train(
         else:
             if in_memory(data):
                 going_on = restored if options.resume else None
-                parts = Partitions.sent(client, data, of_servers, options.trainers, going_on)
+                parts = Partitions.sent(client, data, of_servers, options.count, going_on)
             else:
                 parts = Partitions.of(client, data)
             results = launch(client, ticket, call, function, parts, options, restored, description.term)

@@ -522,7 +522,7 @@ class SimController:
                 left = ticks if self.recovering else ticks - 1
                 self.endpoint.later(TICK_SECONDS, self._route, connection, header, body, left)
             return
-        origin = RouteRequest.of(header).origin or self.runs.allot(1)
+        origin = RouteRequest.of(header).origin or self.runs.origins.allot(1)
         connection.reply(RouteAnswer(origin).header(header.request), self.membership.announcements.route)
 
     def _closed(self, connection: RoleConnection) -> None:

@@ -19,7 +19,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -224,7 +224,7 @@ class Monitor:
 
     def _diagnose(self, run: MonitoredRun, telemetry: RunTelemetry, now: float) -> None:
         servers = [self._server(number, now) for number in sorted(self.membership.servers)]
-        states: list[str] = [run.phase(n) for n in range(run.trainers)]
+        states: list[str] = [run.phase(n) for n in range(run.trainers)]  # of a vacant seat: left
         if run.elastic:  # no trainer waits for those that have not joined, or are gone
             absent = (TrainerPhase.EXPECTED, TrainerPhase.LOST)
             states = [TrainerPhase.LEFT if state in absent else state for state in states]
@@ -364,7 +364,7 @@ class Monitor:
             events=[(round(at, 3), text) for at, text in self.membership.events if run.began - 1 <= at <= ended + 1],
             trainers=[],
         )
-        return history, [] if watch is None else watch.rows(now, wall, run.places())
+        return history, [] if watch is None else watch.rows(now, wall, run.places())[: run.seated]
 
     def set_staleness(self, staleness: float, number: int = 0) -> None:
         """Set the staleness of a run, or of all runs that go on (0), and end the automatic setting there."""
@@ -492,7 +492,7 @@ def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) 
     """The state of one run. A `brief` one is cheap: it has no rates, no strips, and only the newest of each metric."""
     telemetry = run.telemetry
     trainers = []
-    for n in range(run.trainers):
+    for n in range(run.seated):
         record = run.record(n)
         spent = None if record.seconds is None else TimeSplit(**record.seconds)
         status = (run.phase(n), run.clock.clock_of(n), record.planned, record.where, record.attempt + 1)
@@ -506,7 +506,7 @@ def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) 
             "stragglers": telemetry.stragglers(),
             "metrics": telemetry.latest() if brief else telemetry.curves(),
             "logged": {} if brief else telemetry.logged(),
-            "strips": [] if brief else telemetry.strips(now, wall),
+            "strips": [] if brief else [strip for strip in telemetry.strips(now, wall) if strip.trainer < run.seated],
         }
     return RunStatus(
         run=run.number,
@@ -526,12 +526,13 @@ def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) 
 
 
 def _with_reports(run: MonitoredRun, trainers: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:
-    fields: dict[str, Iterable[object]] = {"age": [round(age, 3) for age in run.clock.ages(now)]}
+    # Columns have a value for each seat, also for vacant ones.
+    fields: dict[str, Sequence[object]] = {"age": [round(age, 3) for age in run.clock.ages(now)]}
     if run.telemetry is not None:
         columns = run.telemetry.columns(now, _waiting(run), run.left())
-        splits = map(TimeSplit, *(columns.pop(part) for part in PARTS))
+        splits = list(map(TimeSplit, *(columns.pop(part) for part in PARTS)))
         fields |= {"host": run.telemetry.hosts, "split": splits, **columns}
-    rows = zip(trainers, *fields.values(), strict=True)
+    rows = zip(trainers, *(column[: len(trainers)] for column in fields.values()), strict=True)
     return [msgspec.structs.replace(trainer, **dict(zip(fields, row, strict=True))) for trainer, *row in rows]
 
 

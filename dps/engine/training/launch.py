@@ -26,6 +26,7 @@ from dps.engine.training.progress_bar import ProgressBar
 from dps.engine.training.tasks import Stopped, Tasks, TrainerJob, TrainerTask, holders
 from dps.engine.training.threads import Threads
 from dps.engine.training.types import Control, Result
+from dps.engine.training.vacancies import SPARE_SEATS, Vacancies
 from dps.engine.wire.messages import InterruptedRun, SavedRun
 from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
 
@@ -45,7 +46,7 @@ class RunOptions:
     them. They are checked here, before anything is started."""
 
     staleness: float | str = 0
-    trainers: int | None = None
+    trainers: int | str | None = None
     retries: int = 0
     args: tuple = ()
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -59,11 +60,16 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         trainers, retries = self.trainers, self.retries
+        if trainers == "all":
+            self._check_growing()
+            trainers = None
         checked_bound(self.staleness)
         if self.by not in ("trainer", "partition"):
             raise InputError(f'results come by="trainer" or by="partition", not by={self.by!r}')
         if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
-            raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {told(trainers)}")
+            raise InputError(
+                f'trainers is 1 or more, "all", or None for as many as there are threads, not {told(trainers)}'
+            )
         if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
             raise InputError(f"retries is 0 or more, not {told(retries)}")
         warm = self.warm_start
@@ -75,6 +81,26 @@ class RunOptions:
             raise InputError("resume=True goes on with a run of one caller: it cannot be part of another (run=)")
         if self.reassign and self.run is not None:
             raise InputError("reassign=True leases the batches of one caller's data: it cannot be part of a run (run=)")
+
+    def _check_growing(self) -> None:
+        if self.run is not None:
+            raise InputError('trainers="all" is for a run of one caller: it cannot be part of a run (run=)')
+        if not self.reassign:
+            raise InputError('trainers="all": others do the work of a trainer that is gone, so say reassign=True, too')
+        if self.by == "partition":
+            raise InputError(
+                'trainers="all": a trainer that is gone has no results, so they cannot come by="partition"'
+            )
+
+    @property
+    def grows(self) -> bool:
+        """Whether trainers may join the run while it goes on."""
+        return self.trainers == "all"
+
+    @property
+    def count(self) -> int | None:
+        """With how many trainers the run is to begin; None: as many as there are threads."""
+        return None if isinstance(self.trainers, str) else self.trainers
 
     def wrapped(self, function: Callable) -> Callable:
         return ByPartition(function) if self.by == "partition" else function
@@ -110,22 +136,24 @@ def launch(
     try:
         lying = holders(client, [list(row) for row in data.rows])
         shares = resumed(restored, options, len(data.rows)) if options.resume else None
-        count = options.trainers if shares is None else len(shares)
+        count = options.count if shares is None else len(shares)
         places = threads.take(ticket.session, count, lying, config.seconds("join"))
         slots = [worker for worker, _ in places]
         check_versions_of(client, sorted(set(slots)))
         shares = shares or assignments.of(data.keys, lying, slots)
         parts = [data.taken(mine) for mine in shares]
-        run, first = begin(call, shares, options)
+        vacant = vacant_seats(len(shares), options, restored)
+        run, first = begin(call, shares, options, vacant)
         seats = [TrainerTask(first + n, *seat) for n, seat in enumerate(zip(places, shares, parts, strict=True))]
-        stock = FetchablePartitions(data.keys, shares, data.paired) if options.reassign else None
+        every_seat = [*shares, *([] for _ in range(vacant))]
+        stock = FetchablePartitions(data.keys, every_seat, data.paired) if options.reassign else None
+        vacancies = Vacancies(call, run, len(shares), len(every_seat)) if vacant else None
         called = options.wrapped(function), options.args, dict(options.kwargs), options.retries, stock, term
-        tasks = Tasks(client, TrainerJob(ticket, run, *called), threads, seats, seen)
+        tasks = Tasks(client, TrainerJob(ticket, run, *called), threads, seats, seen, vacancies)
         tasks.start()
         with ProgressBar(options.progress) as bar:
             watch(tasks, seen, stop, bar)
-        results = [seat.result for seat in tasks.seats]
-        return options.listed(results, shares)
+        return options.listed(tasks.results(), shares)
     except BaseException as error:
         if tasks is not None:
             text = f"the run was stopped: {error!r}"
@@ -148,14 +176,22 @@ def start(call: Control, staleness: float | str, **fields: Any) -> int:
     return run
 
 
-def begin(call: Control, shares: list[list[int]], options: RunOptions) -> tuple[int, int]:
+def vacant_seats(trainers: int, options: RunOptions, restored: SavedRun | None) -> int:
+    """How many seats a run has for trainers that come later; one that goes on has as many as before."""
+    if not options.grows:
+        return 0
+    return restored.vacant if options.resume and restored is not None else trainers + SPARE_SEATS
+
+
+def begin(call: Control, shares: list[list[int]], options: RunOptions, vacant: int = 0) -> tuple[int, int]:
     """A run for so many trainers, or their part of one that is open: its number, and that of their first."""
     if options.interrupted:
         return options.interrupted, 0
     if options.run is not None:
         return options.run.number, options.run.reserve(len(shares))
-    fields = {"trainers": len(shares), "partitions": shares, "resume": options.resume, "reassign": options.reassign}
-    fields["warm_start"] = options.warm_start
+    every_seat = [*shares, *([] for _ in range(vacant))]
+    fields = {"trainers": len(every_seat), "partitions": every_seat, "vacant": vacant}
+    fields |= {"resume": options.resume, "reassign": options.reassign, "warm_start": options.warm_start}
     return start(call, options.staleness, **fields), 0
 
 
@@ -170,7 +206,7 @@ def resuming(call: Control, run: int | None, chosen: RunOptions) -> tuple[RunOpt
 
 def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> list[list[int]]:
     """Which partitions each trainer had in the run that was restored; `partitions` is how many the data has now."""
-    trainers, reassign = options.trainers, options.reassign
+    trainers, reassign = options.count, options.reassign
     if restored is None:
         raise InputError(
             "there is nothing to go on with: restore a checkpoint that was taken while one run went on, all its "
@@ -186,7 +222,11 @@ def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> 
             f"the run to go on with had warm_start={restored.warm_start}, and this one has "
             f"warm_start={options.warm_start}: trainers would pass over other batches; say the same"
         )
-    before = restored.partitions
+    if (grew := restored.vacant > 0) != options.grows:
+        raise InputError(
+            f'the run to go on with was begun {"with" if grew else "without"} trainers="all": go on in the same way'
+        )
+    before = restored.partitions[: restored.trainers - restored.vacant]
     for what, old, new in (
         ("trainers", len(before), len(before) if trainers is None else trainers),
         ("partitions", sum(map(len, before)), partitions),
@@ -212,15 +252,17 @@ def watch(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[[str],
             bar.show(seen)
             if seen.stopped is not None:
                 raise_first(tasks, progress, stop)
-            joined = sum(seen.trainers[seat.number].state is not TrainerPhase.EXPECTED for seat in tasks.seats)
-            late = joined < len(tasks.seats)
+            tasks.dismiss_late(seen)
+            first = [seat for seat in tasks.seats if not seat.is_late]
+            joined = sum(seen.trainers[seat.number].state is not TrainerPhase.EXPECTED for seat in first)
+            late = joined < len(first)
             if late or tasks.among(seen.lost) or now - looked > LOOK_SECONDS:
                 looked = now
                 tasks.look()
             if late and now - began > config.seconds("join"):
                 missing = ", ".join(sorted({seat.worker for seat in tasks.seats if seat.status == "pending"}))
                 raise TooFewWorkersError(
-                    f"{joined} of {len(tasks.seats)} trainers have joined within {config.seconds('join'):g} s "
+                    f"{joined} of {len(first)} trainers have joined within {config.seconds('join'):g} s "
                     f"(dps.timeouts.join); their workers may be busy with other tasks, or gone: {missing}"
                 )
         time.sleep(min(POLL_SECONDS, max(now - began, 0.02) / 20))  # a run is known to be over soon after its end

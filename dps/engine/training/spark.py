@@ -224,7 +224,7 @@ def launch(
 
     `call` reaches the controller; `restored` is what there is to go on with.
     """
-    where = source(data, options.trainers)
+    where = source(data, options.count)
     count = where.partitions
     if not count:
         raise InputError("the data has no partitions")
@@ -232,7 +232,7 @@ def launch(
     if options.resume:
         shares = resumed(restored, options, count)
     else:
-        number = _trainers(where, options.trainers)
+        number = _trainers(where, options.count)
         shares = [list(range(n, count, number)) for n in range(number)]
     run, first = begin(call, shares, options)
     called = options.wrapped(function), options.args, dict(options.kwargs), options.retries

@@ -5,6 +5,9 @@ for the very trainer which waits for the thread. So it is the driver that finds 
 and submits the task anew where a thread is free: on a worker that had one to spare, or on one that the nanny has
 started again. Each time it is a new attempt, with a higher run id, which fences off what may be left of the one before.
 Partitions that were lost with the worker are computed again by Dask, or sent again by the driver (`data.py`).
+
+Where trainers come and go (`vacancies.py`), the driver goes on without a trainer whose worker is gone, if the run can
+do without it, and begins new trainers on threads that become free.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ from distributed import Client, Future, KilledWorker, Status, Worker, get_worker
 from dps import config
 from dps.engine.client.client import Ticket
 from dps.engine.daskapi.failed_tasks import drop_failures_told_elsewhere
+from dps.engine.daskapi.processes import check_versions_of
+from dps.engine.telemetry.snapshot import RunStatus
 from dps.engine.training.data import cannot_be_sent_again, send_again
 from dps.engine.training.leased_batches import FetchablePartitions, LeasedBatches
 from dps.engine.training.participant import Participant
 from dps.engine.training.threads import Threads
 from dps.engine.training.trainer import Trainer
 from dps.engine.training.types import Function, Options, Partition, Result
+from dps.engine.training.vacancies import Vacancies
 from dps.errors import ControllerGoneError, StoppedError, TrainerLostError
 
 __all__ = ["Stopped", "Tasks", "TrainerJob", "TrainerTask", "holders"]
@@ -113,6 +119,9 @@ def is_closing(worker: Worker) -> bool:
 class TrainerTask:
     """One trainer: its data, its task, and what became of it."""
 
+    is_late = False  # it has come while the run went on
+    is_given_up = False  # its worker is gone, and the run goes on without it
+
     def __init__(self, number: int, place: tuple[str, str], partition_numbers: list[int], parts: list):
         self.number, self.partition_numbers, self.parts = number, partition_numbers, parts
         self.worker, self.key = place  # where its task runs, and what the task is called
@@ -141,7 +150,7 @@ class Tasks:
     """The trainers' tasks of a run, as the driver sees them.
 
     `threads` are reserved for them; `seats` are in the order of the trainers. `ask` asks the controller how the run is,
-    and raises an error if that has died.
+    and raises an error if that has died. `vacancies` are there where trainers come and go.
     """
 
     def __init__(
@@ -150,13 +159,16 @@ class Tasks:
         job: TrainerJob,
         threads: Threads,
         seats: list[TrainerTask],
-        ask: Callable[[], object],
+        ask: Callable[[], RunStatus],
+        vacancies: Vacancies | None = None,
     ):
         self.client = client
         self._ask = ask
         self.job = job
         self.threads = threads
         self.seats = seats
+        self._vacancies = vacancies
+        self._deserted: float | None = None  # since when no trainer is left
 
     def start(self) -> None:
         """Submit all tasks. Their threads stay reserved until the scheduler has them."""
@@ -164,7 +176,7 @@ class Tasks:
             self._submit(seat)
 
     def collect(self) -> bool:
-        """Fetch the results that are there; whether all are."""
+        """Fetch the results that are there; whether all are, but for those of trainers that were given up."""
         for seat in self.seats:
             if not seat.over and seat.future is not None and seat.future.status == "finished":
                 with contextlib.suppress(TimeoutError):  # its worker died: the task will be run again
@@ -172,26 +184,38 @@ class Tasks:
                     seat.over, seat.future = True, None
         if over := [seat.key for seat in self.seats if seat.over]:
             self.threads.give_back(over)
-        return len(over) == len(self.seats)
+        return len(over) == len(self.seats) and not all(seat.is_given_up for seat in self.seats)
+
+    def results(self) -> list[Result]:
+        """What the trainers returned that were not given up, in their order."""
+        return [seat.result for seat in sorted(self.seats, key=lambda seat: seat.number) if not seat.is_given_up]
 
     def ended(self) -> bool:
         """Whether a trainer has ended otherwise than by returning."""
         if any(seat.status in ("cancelled", "lost") for seat in self.seats):
             self.look()
+        self._give_up_stopped()
         return any(
-            seat.status in ("error", "cancelled", "lost") or isinstance(seat.result, Stopped) for seat in self.seats
+            seat.status in ("error", "cancelled", "lost") or isinstance(seat.result, Stopped)
+            for seat in self.seats
+            if not seat.is_given_up
         )
 
     def look(self) -> None:
-        """Find another thread for each trainer whose worker is gone; send the partitions again that went with it."""
-        self._ask()  # first, because all tasks have ended if the scheduler has, and another driver may begin them anew
+        """Find another thread for each trainer whose worker is gone; send the partitions again that went with it.
+
+        Where trainers come and go, go on without it if that can be, and seat new ones on free threads.
+        """
+        seen = (
+            self._ask()
+        )  # first, because all tasks have ended if the scheduler has, and another driver may begin them anew
         try:
             there = self.client.nthreads()
         except OSError as error:
             raise ControllerGoneError(f"the scheduler does not say which workers there are: {error}") from error
         running = [seat for seat in self.seats if not seat.over]
         around = sorted({seat.worker for seat in running if seat.worker in there})
-        for seat in running:
+        for seat in [*running, *(seat for seat in self.seats if seat.is_given_up)]:  # others work on its data
             lost = seat.lost()
             if gone := cannot_be_sent_again(lost):
                 raise TrainerLostError(
@@ -203,8 +227,10 @@ class Tasks:
             if around:
                 send_again(self.client, lost, around)
             taken_back = lost and seat.status in ("cancelled", "lost")  # by Dask, because it lacked its data
-            if seat.worker not in there or taken_back or seat.future is None:
+            homeless = seat.worker not in there or taken_back or seat.future is None
+            if homeless and not seat.over and not self._goes_on_without(seat, seen):
                 self._move(seat)
+        self._fill()
 
     def among(self, trainers: list[int]) -> set[int]:
         """Those of them that are ours: other callers may have trainers in the same run."""
@@ -233,6 +259,65 @@ class Tasks:
 
     def cancel(self) -> None:
         self.client.cancel([seat.future for seat in self.seats if seat.future is not None and seat.status == "pending"])
+
+    # -- trainers that come and go
+
+    def _goes_on_without(self, seat: TrainerTask, seen: RunStatus) -> bool:
+        """Whether the run goes on without a trainer, whose task is cancelled then."""
+        vacancies = self._vacancies
+        if vacancies is None or not vacancies.give_up(seat.number, bool(seat.partition_numbers)):
+            return False
+        logger.warning("trainer %d is gone with its worker %s; the others do its work", seat.number, seat.worker)
+        if seat.future is not None:
+            self.client.cancel([seat.future])
+        self.threads.give_back([seat.key])
+        seat.over = seat.is_given_up = True
+        seat.future = None
+        vacancies.note_loss(0 if seen.portions is None else seen.portions.done)
+        return True
+
+    def _give_up_stopped(self) -> None:
+        """Go on without trainers that were told to stop while the run goes on, or that have lost the controller."""
+        for seat in self.seats if self._vacancies is not None else ():
+            error = None if seat.future is None or seat.future.status != "error" else seat.future.exception()
+            gone = isinstance(error, (ControllerGoneError, KilledWorker))
+            if (gone or isinstance(seat.result, Stopped)) and not seat.is_given_up:
+                seen = self._ask()
+                if seen.stopped is None:
+                    self._goes_on_without(seat, seen)
+
+    def _fill(self) -> None:
+        """Begin a trainer on each free thread, while there are vacant seats and others are at work."""
+        vacancies, seats = self._vacancies, self.seats
+        if vacancies is None or not vacancies.free or any(seat.over and not seat.is_given_up for seat in seats):
+            return
+        found = self.threads.ask(None, vacancies.free, [], config.seconds("join"))["seats"]
+        if found:
+            check_versions_of(self.client, sorted({worker for worker, _ in found}))
+        for number, place in zip(vacancies.take(len(found)), found, strict=True):
+            seat = TrainerTask(number, place, [], [])
+            seat.is_late = True
+            seats.append(seat)
+            self._submit(seat)
+            logger.info("trainer %d comes to the run, on %s", number, seat.worker)
+        if not all(seat.over for seat in seats):
+            self._deserted = None
+            return
+        now, patience = time.monotonic(), config.seconds("rejoin")
+        self._deserted = now if self._deserted is None else self._deserted
+        if now - self._deserted > patience:
+            raise TrainerLostError(
+                f"all trainers of run {self.job.run} are gone with their workers, and no thread was free for another "
+                f"one within {patience:g} s (dps.timeouts.rejoin)"
+            )
+
+    def dismiss_late(self, seen: RunStatus) -> None:
+        """Do not wait for trainers that have not joined while all others have ended."""
+        waiting = [seat for seat in self.seats if not seat.over]
+        numbers = {seat.number for seat in waiting}
+        if all(seat.is_late for seat in waiting) and numbers.isdisjoint(seen.connected):
+            for seat in waiting:
+                self._goes_on_without(seat, seen)
 
     # -- inside
 

@@ -431,6 +431,7 @@ class SavedRun(msgspec.Struct, frozen=True):
     origins: list[list[int]] = []  # [first, how many] of those of all its ops
     partitions: list[list[int]] = []  # partitions of each trainer
     warm_start: int = 0
+    vacant: int = 0  # how many of its trainers' seats, the last ones, were vacant when it began
 
 
 class DescribedServer(msgspec.Struct, frozen=True):
