@@ -54,7 +54,7 @@ class Changes(threading.Thread):
         for _ in range(self.changes):
             if not self.until(2):
                 return
-            self.cluster.scale(3)
+            self.cluster.scale(3 + self.came)  # because retired workers count
             if not self.until(3):
                 return
             self.came += 1

@@ -270,6 +270,14 @@ def test_a_slow_server_is_no_trainers_fault():
     assert kinds(one.findings) == [("network", 2, None)], "and what one trainer alone suffers is not the server's"
 
 
+def test_a_trainer_is_not_compared_with_others_that_have_done_no_work():
+    """Those have just come, and have asked once."""
+    idle = {"compute": 0.0, "pull": 0.0, "push": 0.0, "wait": 0.02, "rows": 0, "keys_pulled": 0}
+    run = Run()
+    run.go(8, reported={1: idle, 2: idle, 3: idle})
+    assert kinds(run.findings) == []
+
+
 def test_a_silent_server_explains_silent_trainers():
     run = Run(servers=2)
     run.go(5)

@@ -255,7 +255,9 @@ class Diagnosis:
             slow &= _log(longer.step, longer.usual("step")) > DOUBLED_WINDOW_SHARE * ease * needed
         # Permanent.
         since, times, typical = self._streaks()
-        lasting = here & (now - since >= PERMANENT_SECONDS) & (times >= np.clip(6 // recent.step, 2, 4))
+        lasting = (
+            here & (now - since >= PERMANENT_SECONDS) & (times >= np.clip(6 // np.maximum(recent.step, 1e-9), 2, 4))
+        )
         if lasting.any():
             streak = self._fair(self._window(np.where(lasting, now - since, LASTING_SECONDS), now), forgiven)
             needed = np.maximum(PERMANENT_LOG_FACTOR, (2.5 + unlucky / 2) * self._chance(streak, sigma))
@@ -409,8 +411,8 @@ class _HeldFinding:
 
 
 def _log(steps: np.ndarray, usual: np.ndarray) -> np.ndarray:
-    """Logarithms of factors; 0 where there is nothing to compare."""
-    return np.nan_to_num(np.log(np.maximum(steps, 1e-9) / np.maximum(usual, 1e-9)))
+    """Logarithms of factors; 0 where there is nothing to compare, as where others have reported no time of their own."""
+    return np.where(usual > 0, np.nan_to_num(np.log(np.maximum(steps, 1e-9) / np.maximum(usual, 1e-9))), 0.0)
 
 
 def _part(window: Window, name: str, trainer: int) -> TimePart:
