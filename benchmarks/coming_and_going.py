@@ -24,7 +24,7 @@ from dps.kernels import logistic, margins
 SEEDS, CHANGES, STALENESS = 5, 4, 1
 RATE, BATCH, ROWS, FEATURES, EPOCHS, BIAS = 0.05, 50, 4000, 1 << 10, 12, -1.5
 PAUSE, EPOCH = 0.02, 10**6  # seconds of a step that are slept through; a row's key in the next epoch is so much greater
-LOOK = 0.02  # seconds between two looks at the clocks
+LOOK, REST = 0.02, 2.0  # seconds between two looks at the clocks, and between two changes
 
 
 def work(trainer: Any, partitions: list, epochs: int) -> int:
@@ -52,7 +52,7 @@ class Changes(threading.Thread):
 
     def run(self) -> None:
         for _ in range(self.changes):
-            if not self.until(2):
+            if not self.until(2, time.monotonic() + REST):
                 return
             self.cluster.scale(3 + self.came)  # because retired workers count
             if not self.until(3):
@@ -63,14 +63,14 @@ class Changes(threading.Thread):
             self.went += self.until(2)
         self.until(-1)
 
-    def until(self, count: int) -> bool:
-        """Wait until so many trainers are connected; whether they were before the run was over."""
+    def until(self, count: int, earliest: float = 0.0) -> bool:
+        """Wait until so many trainers are connected, and for that time; whether they were before the run was over."""
         while not self.over:
             runs = self.ps.status().runs
             if runs and not runs[0].over:
                 clocks = [trainer.clock for trainer in runs[0].trainers if trainer.number in runs[0].connected]
                 self.lead = max([self.lead, *(clock - runs[0].minimum for clock in clocks)])
-                if len(clocks) == count:
+                if len(clocks) == count and time.monotonic() > earliest:
                     return True
             time.sleep(LOOK)
         return False

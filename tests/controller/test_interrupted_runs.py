@@ -11,9 +11,10 @@ import random
 import msgspec
 import pytest
 from noticing import assert_noticed
+from oracles import mutant
 from run_peers import Peer
 
-from dps.engine.controller import run_records
+from dps.engine.controller import interrupted_runs, run_records
 from dps.engine.controller.interrupted_runs import InterruptedRuns
 from dps.engine.controller.run import Run
 from dps.engine.controller.runs import MAX_INTERRUPTED_RUNS, Runs
@@ -329,7 +330,7 @@ def test_each_op_counts_once_whichever_controllers_die():
 @pytest.mark.parametrize(
     "wrong",
     [
-        (run_records, "recorded", "if record.attempt > 0", "if record.attempt > 99"),
+        (run_records, "recorded", "r.attempt > run.presumed_attempt(n)", "r.attempt > 99"),
         (run_records, "recorded", "else run.left()", "else []"),
         (run_records, "recorded", "else run.decided", "else run.staleness"),
         (run_records, "recorded", "origin=run.origin", "origin=run.origin + 1"),
@@ -339,8 +340,8 @@ def test_each_op_counts_once_whichever_controllers_die():
         (run_records, "advance", "run.clock.advance(trainer, clock)", "[]"),
         (run_records, "begin_anew", "run.expect_all()", "pass"),
         (Run, "expect_all", "self.clock.expect(trainer)", "pass"),
-        (Run, "expect_all", "record.attempt += 1", "pass"),
-        (Run, "expect_all", "self.left_count = 0", "pass"),
+        (Run, "expect_all", "record.attempt += record.attempt >= 0", "pass"),
+        (Run, "expect_all", "self.left_count = self.trainers - self.begun", "pass"),
         (Run, "is_outdated", "0 <= attempt < self.record(trainer).attempt", "False"),
         (Run, "wait_for_return", "self.clock.leave(trainer, now)", "pass"),
         (
@@ -434,15 +435,74 @@ def test_a_run_of_several_callers_and_one_whose_tables_were_restored_are_not_beg
         runs.interrupted.begin_anew(number)
 
 
-def test_runs_that_come_and_go_and_runs_with_leases_are_not_begun_anew():
+def test_runs_that_come_and_go_by_themselves_are_not_begun_anew():
     runs, number = taken_over(elastic=True)
     with pytest.raises(InputError, match="come and go by themselves"):
         runs.interrupted.begin_anew(number)
     joined(runs, number, 1, attempt=0, clock=3)
-    runs, number = taken_over(partitions=[[0], [1]], reassign=True)
-    with pytest.raises(InputError, match="cannot go on: run 1 has leased its batches"):
-        runs.interrupted.begin_anew(number)
-    assert runs.retire() == [[1, 2], [3, 64]], "pushes of its trainers, and in the name of portions, count no more"
+
+
+def leased(vacant=0):
+    """A leased run of two trainers that have completed an epoch, a trainer in a vacant seat, and its last record."""
+    runs, records = Runs("s"), []
+    shares = [[0], [1], *([] for _ in range(vacant))]
+    number = runs.start(len(shares), 1, partitions=shares, reassign=True, vacant=vacant)
+    runs.on_epoch = lambda: records.append(run_records.recorded(runs.runs[number]))
+    peers = [joined(runs, number, n) for n in range(2 + (vacant > 0))]
+    for peer in peers:
+        peer.tick(1)
+    assert [record.start for record in records] == [1], "written when all have completed the epoch"
+    return records[-1]
+
+
+@pytest.mark.parametrize("vacant", [0, 2])
+def test_a_run_with_leases_is_begun_anew_in_the_epoch_that_not_all_have_completed(vacant):
+    record = leased(vacant)
+    runs = Runs("s")
+    runs.begin_after(100)
+    interrupted = InterruptedRuns(runs)
+    interrupted.resume(500, [record])
+    run = runs.runs[1]
+    with pytest.raises(StoppedError, match="and the leases have ended with the scheduler"):
+        joined(runs, 1, 0, attempt=0, clock=1)  # a worker that lives on: the new leases know of no batches
+    saved = interrupted.begin_anew(1)
+    assert (saved.clock, saved.reassign, saved.vacant, saved.trainers) == (1, True, vacant, 2 + vacant)
+    assert run.origins() == [[1, 2 + vacant], [3 + vacant, 64]], "a portion keeps its origin, so that it counts once"
+    assert (run.left_count, run.seated) == (vacant, 2 + (vacant > 0))
+    with pytest.raises(StoppedError, match="joined again"):
+        joined(runs, 1, 0, attempt=0, clock=1)  # once more, after the driver has begun anew
+    peers = [joined(runs, 1, trainer, incarnation=1 << 50) for trainer in (0, 1)]
+    assert [run.record(n).attempt for n in (0, 1)] == [2, 2], "the attempt between is left out"
+    assert run.clock.minimum == 1
+    leases = run.work_leases.leases
+    leases.declare(0, {0: 1})
+    assert leases.next(0, 0, 0.0) is None, "nothing of the epochs that all have completed is done again"
+    assert leases.next(0, 1, 0.0).partition == 0
+    for peer in peers:
+        peer.tick(2)
+    assert run.clock.minimum == 2, "vacant seats do not count, also the one that a trainer had"
+    if vacant:
+        joined(runs, 1, 2, incarnation=1 << 50)
+        assert (run.clock.clock_of(2), run.record(2).attempt) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new"),
+    [
+        (run_records, "recorded", "if leases is None else run.clock.minimum", ""),
+        (Run, "check_may_join", "self.is_forgetful and self.work_leases is not None", "False"),
+        (Run, "expect_all", "trainer >= self.begun, False", "False, False"),
+        (run_records, "restored", "lambda count: record.portions[0]", "lambda count: 600"),
+        (Run, "presumed_attempt", "-1", "0"),
+    ],
+)
+def test_wrong_rules_of_leased_runs_are_caught(monkeypatch, owner, name, old, new):
+    wrong = mutant(getattr(owner, name), old, new)
+    monkeypatch.setattr(owner, name, wrong)
+    if owner is run_records and name == "restored":
+        monkeypatch.setattr(interrupted_runs, "restored", wrong)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_a_run_with_leases_is_begun_anew_in_the_epoch_that_not_all_have_completed(2)
 
 
 def test_trainers_that_are_back_wait_for_the_others_and_not_for_ever():

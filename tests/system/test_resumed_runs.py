@@ -93,3 +93,59 @@ def test_a_run_goes_on_after_its_scheduler_was_killed(tmp_path, staleness):
             # A scheduler that has not taken the parameter server over yet does not know it.
             kinds = dps.errors.ControllerGoneError, dps.errors.ClosedError
             assert isinstance(ended[0], kinds), ended
+
+
+def leased():
+    """The function of trainers whose work is leased: each batch counts its rows, in its epoch."""
+
+    def train(trainer, parts, epochs, seconds):
+        import time
+
+        for batch in trainer.iterate(parts, epochs=epochs, batch_size=4):
+            trainer.push("seen", np.asarray(batch) + 10_000 * trainer.clock, 1)
+            time.sleep(seconds)
+        return trainer.clock
+
+    return train
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_run_with_leased_work_goes_on_after_its_scheduler_was_killed(tmp_path):
+    """Trainers come and go in it, and what was done of the open epochs is made again, and counts once."""
+    epochs, rows = 6, np.arange(400)
+    with Shell(tmp_path) as shell:
+        cluster = Survivors(shell, trainers=2)
+        with cluster.client(4) as first:
+            ps = dps.ParameterServer(first, servers=2)
+            ps.table("seen", dtype="int64", copies=2)
+            how = {"staleness": 1, "trainers": "all", "reassign": True, "progress": False}
+            ended = []
+
+            def begin():
+                try:
+                    ps.run(leased(), rows, args=(epochs, 0.02), **how)
+                except BaseException as error:
+                    ended.append(error)
+
+            driver = threading.Thread(target=begin)
+            driver.start()
+            client = ps.client()
+            wait_until(lambda: ended or client.pull("seen", rows + 20_000).any())
+            assert not ended
+            cluster.kill_scheduler()
+            time.sleep(1.0)
+            cluster.start_scheduler()
+            cluster.start_trainers(2)
+            with cluster.client(4) as second:
+                again = dps.ParameterServer.attach(second)
+                wait_until(lambda: reaches(again))
+                (run,) = again.status().runs
+                assert 1 <= run.minimum <= 2, "epochs that all had completed are not done again"
+                results = again.resume_run(leased(), rows, args=(epochs, 0.0), progress=False)
+                assert set(results) == {epochs}
+                found = again.client().pull("seen", np.add.outer(10_000 * np.arange(epochs), rows))
+                assert (found == 1).all()
+            driver.join(PATIENCE)
+            assert not driver.is_alive()
+            assert ended

@@ -65,6 +65,7 @@ class SessionJournal:
             recovering,
         )
         membership.holders.recorder, runs.origins.on_few, runs.decide = recorder, recorder.refresh, recorder.decide
+        runs.on_epoch = recorder.refresh
         runs.grace = config.scheduler_grace()
         self._probing: asyncio.Future[None] | None = None
 

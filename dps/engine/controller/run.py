@@ -118,7 +118,6 @@ class Run:
             RunTelemetry(trainers, number) if trainers <= MAX_REPORTING_TRAINERS else None
         )
         self.work_leases: WorkLeases | None = None  # with `reassign=True`
-        self.portions = (0, 0)  # after a takeover: the first origin of its leased portions, and how many there are
         self.retired = False  # the servers know that its trainers have ended
         self.taken_over: float | None = None  # when this controller has taken it over from another one
         self.missing: set[int] = set()  # trainers of the controller before that are not back
@@ -173,10 +172,10 @@ class Run:
 
     def wait_for_return(self, attempts: Mapping[int, int], left: Sequence[int], now: float) -> None:
         """Another controller had this run: note the latest attempts there, and wait for all that have not left."""
-        self.taken_over, self.is_forgetful = now, True
+        self.taken_over, self.is_forgetful, self.left_count = now, True, 0
         for trainer in range(self.trainers):
             record = self.records[trainer] = TrainerRecord(trainer)
-            record.attempt = attempts.get(trainer, 0)
+            record.attempt = attempts.get(trainer, self.presumed_attempt(trainer))
         for trainer in left:
             self.records[trainer].left = True
             self.left_count += 1
@@ -184,17 +183,27 @@ class Run:
             self.meetings.leave(trainer)
         self.missing = set(range(self.trainers)).difference(left)
 
+    def presumed_attempt(self, trainer: int) -> int:
+        """The latest attempt at a trainer of which a record says nothing; at a vacant seat there was none (-1)."""
+        return 0 if trainer < self.begun else -1
+
     def expect_all(self) -> None:
-        """All trainers are to be begun anew. Earlier attempts are refused from now on, because a number is left out."""
+        """All trainers with which the run began are to be begun anew; the other seats are vacant again.
+
+        Earlier attempts are refused from now on, because a number is left out.
+        """
         self.is_forgetful = False  # because all of them repeat their calls
         for trainers in (self.missing, self.lost, self.estranged):
             trainers.clear()
-        self.left_count = 0
+        self.left_count = self.trainers - self.begun
         self.meetings = Meetings(self.trainers, answer)
         for trainer, record in self.records.items():
-            record.left = False
-            record.attempt += 1
-            self.clock.expect(trainer)
+            record.attempt += record.attempt >= 0
+            record.left, record.given_up = trainer >= self.begun, False
+            self.give_back(trainer, for_good=record.left)
+            if not record.left:
+                self.clock.expect(trainer)
+        self.ticked(0)  # the epochs that all trainers have completed are over
 
     def check_can_meet(self, trainer: int) -> None:
         """Refuse a trainer that would repeat collective calls of which another controller had the answers."""
@@ -211,6 +220,11 @@ class Run:
         record = self.record(trainer)
         if self.is_outdated(trainer, request.attempt):
             raise self.replaced(trainer)
+        if self.is_forgetful and self.work_leases is not None:  # which knows no batches: the trainer would skip its own
+            raise StoppedError(
+                f"run {self.number} has leased its batches (reassign=True), and the leases have ended with the "
+                f"scheduler: ps.resume_run begins its trainers anew"
+            )
         if again and (record.given_up or request.joins < record.joins):
             raise self.replaced(trainer)  # or the JOIN is from an older connection, which broke
         if self.may_grow and self.over and not again:
@@ -300,8 +314,8 @@ class Run:
     def origins(self) -> list[list[int]]:
         """[first, how many] of the origins of its ops."""
         leases = self.work_leases
-        first, count = self.portions if leases is None else (leases.origin, leases.total)
-        return [[self.origin, self.trainers], *([[first, count]] if count else [])]
+        portions = [] if leases is None or not leases.total else [[leases.origin, leases.total]]
+        return [[self.origin, self.trainers], *portions]
 
     def leased(self, trainer: int, request: LeaseRequest, now: float) -> LeaseAnswer:
         if self.work_leases is None:

@@ -9,6 +9,10 @@ A run that was taken over is *interrupted* until its trainers are back. A traine
 says which attempt it is, and which clock it has completed. A trainer that is missing counts at the last clock of its
 ops, so the others wait for it if the staleness demands that. If no trainer lives, a driver may begin all of them anew
 (:func:`begin_anew`): from then on, those of before are refused.
+
+Leases of batches (`work_leases.py`) are not recorded, but the clock that all trainers have reached is, and where the
+origins of the portions begin. So each portion of the epochs since is leased again, and made again in its own name: what
+had been applied is a repeat for the ledgers.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ import math
 from collections.abc import Iterable, Mapping
 
 from dps.engine.controller.run import Run
+from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.wire.journal_messages import RecordedRun
 from dps.engine.wire.messages import SavedRun
-from dps.errors import InputError, StoppedError, TrainerLostError
+from dps.errors import InputError, TrainerLostError
 
 __all__ = ["advance", "begin_anew", "missing_for_too_long", "recorded", "restored", "surplus"]
 
@@ -31,32 +36,29 @@ def recorded(run: Run) -> RecordedRun:
         number=run.number,
         trainers=run.trainers,
         staleness=None if math.isinf(run.decided) else run.decided,
-        start=run.start,
+        start=run.start if leases is None else run.clock.minimum,
         origin=run.origin,
         partitions=run.partitions,
         elastic=run.elastic,
         warm_start=run.clock.warm_start,
-        portions=run.portions if leases is None else (leases.origin, leases.total),
+        portions=(0, 0) if leases is None else (leases.origin, leases.total),
         rejoin=run.rejoin,
         reserved=run.reserved,
-        attempts={n: record.attempt for n, record in sorted(run.records.items()) if record.attempt > 0},
+        attempts={n: r.attempt for n, r in sorted(run.records.items()) if r.attempt > run.presumed_attempt(n)},
         left=[] if run.elastic else run.left(),
+        vacant=run.trainers - run.begun,
     )
 
 
 def restored(record: RecordedRun, now: float) -> Run:
     """The run of another controller, which waits for its trainers from `now` on."""
     bound = math.inf if record.staleness is None else record.staleness
-    run = Run(record.number, record.trainers, bound, record.start, record.elastic, record.warm_start)
+    run = Run(record.number, record.trainers, bound, record.start, record.elastic, record.warm_start, record.vacant)
     run.origin, run.partitions = record.origin, record.partitions
     run.rejoin, run.reserved = record.rejoin, dict(record.reserved)
-    run.portions = record.portions
+    if record.portions[0]:
+        run.work_leases = WorkLeases(record.partitions, record.start, lambda count: record.portions[0])
     run.wait_for_return(record.attempts, record.left, now)
-    if record.portions[1]:
-        run.stopped = StoppedError(
-            f"run {run.number} has leased its batches (reassign=True), and the leases have ended with the scheduler: "
-            f"begin it anew, or restore a checkpoint"
-        )
     return run
 
 

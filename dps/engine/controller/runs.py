@@ -157,6 +157,9 @@ class Runs:
         self.origins = OriginNumbers(session)
         # Has the effect of a decision take place once that is committed; at once where there is no journal.
         self.decide: Callable[[Callable[[], object]], None] = take_effect
+        self.on_epoch: Callable[[], object] = lambda: (
+            None
+        )  # called when all trainers of a leased run have completed one
         self.recorded: set[int] | None = None  # runs that the last committed record has; None: there is no journal
         self.grace = 0.0  # seconds for which trainers wait for another scheduler when this one dies
         self.tasks = TaskOrigins(self.origins.allot, at_work)
@@ -370,7 +373,7 @@ class Runs:
         known = Joined(clock, staleness, trainers, run.origin + trainer, attempt, incarnation, portions)
         answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start, grace=self.grace, elastic=run.elastic)
         reply = partial(connection.reply, Header(frames.OK, request=header.request), encode(answer))
-        if attempt:  # a controller that takes over must know it, or it would give the number again
+        if attempt > run.presumed_attempt(trainer):  # or a controller that takes over would give the number again
             self.decide(reply)
         else:
             reply()
@@ -383,9 +386,12 @@ class Runs:
         now = self.now()
         if body:
             run.reported(trainer, lambda: TrainerReport.decode(body), clock, now)
+        before = run.clock.minimum
         released = run.clock.tick(trainer, clock, now)  # refuses one that may not tick
         park(run.ticking, trainer, ParkedRequest(connection, header, now))
         run.ticked(trainer)
+        if run.work_leases is not None and run.clock.minimum > before:
+            self.on_epoch()
         self.release(run, released)
 
     def await_lowest(self, connection: RoleConnection, header: Header, body: memoryview) -> None:

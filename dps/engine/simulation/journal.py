@@ -44,7 +44,7 @@ class SimJournal:
             self._committed,
             recovering,
         )
-        membership.holders.recorder, runs.origins.on_few = recorder, recorder.refresh
+        membership.holders.recorder, runs.origins.on_few, runs.on_epoch = recorder, recorder.refresh, recorder.refresh
         self._find_dead()
 
     def wait_for(self, deciding: Callable[[Callable[[], object]], None]) -> None:

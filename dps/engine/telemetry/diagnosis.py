@@ -411,7 +411,7 @@ class _HeldFinding:
 
 
 def _log(steps: np.ndarray, usual: np.ndarray) -> np.ndarray:
-    """Logarithms of factors; 0 where there is nothing to compare, as where others have reported no time of their own."""
+    """Logarithms of factors; 0 where there is nothing to compare, as where others have reported no time of work."""
     return np.where(usual > 0, np.nan_to_num(np.log(np.maximum(steps, 1e-9) / np.maximum(usual, 1e-9))), 0.0)
 
 

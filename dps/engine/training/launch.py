@@ -201,7 +201,9 @@ def resuming(call: Control, run: int | None, chosen: RunOptions) -> tuple[RunOpt
         raise InputError(f"run is the number of a run, or None for the only one that was interrupted, not {told(run)}")
     found = msgspec.msgpack.decode(call("resume_run", run=run or 0), type=InterruptedRun)
     saved, number = found.saved, found.number
-    return dataclasses.replace(chosen, resume=True, warm_start=saved.warm_start, interrupted=number), saved
+    trainers = "all" if saved.vacant else None
+    options = dataclasses.replace(chosen, resume=True, reassign=saved.reassign, trainers=trainers)
+    return dataclasses.replace(options, warm_start=saved.warm_start, interrupted=number), saved
 
 
 def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> list[list[int]]:

@@ -87,7 +87,9 @@ class RecordedRun(msgspec.Struct, frozen=True):
     number: int
     trainers: int
     staleness: float | None  # None: no bound
-    start: int  # the clock at which it began, because it resumed the run of a checkpoint
+    # The clock at which it began, because it resumed the run of a checkpoint. With `reassign=True`, one that all
+    # trainers have reached: what was done since is done again, and counts once.
+    start: int
     origin: int  # of trainer 0; those of the other trainers follow
     partitions: list[list[int]]  # of each trainer, by the driver's numbers
     elastic: bool
@@ -95,8 +97,9 @@ class RecordedRun(msgspec.Struct, frozen=True):
     portions: tuple[int, int]  # with `reassign=True`: the first origin of the portions, and how many; else (0, 0)
     rejoin: tuple[float, str] | None  # seconds for a lost trainer to be back, and the setting's name
     reserved: dict[str, tuple[int, int]]  # name of a caller -> its first trainer, how many
-    attempts: dict[int, int]  # the latest attempt at each trainer, unless it is the first one (0)
+    attempts: dict[int, int]  # the latest attempt at each trainer, where `Run.presumed_attempt` says less
     left: list[int]  # trainers that are done; none of an elastic run, where no trainer waits for another
+    vacant: int = 0  # how many of the trainers' seats, the last ones, were vacant when it began
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
