@@ -23,6 +23,7 @@ import hypothesis
 import leaks
 import pytest
 from distributed.utils import get_mp_context
+from hypothesis.internal.conjecture import providers
 
 from dps.engine.wire.endpoint import new_loop
 
@@ -37,7 +38,12 @@ AS_FOUND = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
 hypothesis.settings.register_profile("small", QUICK, derandomize=True, database=None)
 hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("small"), phases=AS_FOUND)
 hypothesis.settings.register_profile("thorough", QUICK, max_examples=2_000, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
+hypothesis.settings.load_profile(PROFILE)
+if PROFILE != "thorough":
+    # Hypothesis draws constants of all files that a process has imported, so that the examples of a test would depend
+    # on the tests before it in the same process, and would be others after a change of any constant in any file.
+    providers.is_local_module_file = lambda path: False
 
 get_mp_context()  # once it has said what the process imports from which workers are forked, more may be said
 multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed", "pandas", "dps", "dps.models"])

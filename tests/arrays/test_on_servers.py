@@ -25,14 +25,28 @@ def ps(request):
         yield ps
 
 
-@settings(max_examples=25)
-@given(
-    shape=st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(2, 4), st.integers(2, 20))),
-    dtypes=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3),
-    program=random_programs,
-    seed=st.integers(0, 1000),
-)
+PROGRAMS = {
+    "shape": st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(2, 4), st.integers(2, 20))),
+    "dtypes": st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3),
+    "program": random_programs,
+    "seed": st.integers(0, 1000),
+}
+
+
+@settings(max_examples=8)
+@given(**PROGRAMS)
 def test_random_programs_do_what_numpy_does(ps, shape, dtypes, program, seed):
+    run(ps, shape, dtypes, program, seed)
+
+
+@pytest.mark.thorough
+@settings(max_examples=25)
+@given(**PROGRAMS)
+def test_more_random_programs_do_what_numpy_does(ps, shape, dtypes, program, seed):
+    run(ps, shape, dtypes, program, seed)
+
+
+def run(ps, shape, dtypes, program, seed):
     machine = Machine(1, shape, [], seed)
     machine.space = Space(dps.arrays.on(ps).space.store)
     for size in {shape[-1]}:

@@ -281,7 +281,9 @@ WRONG = {
 }
 
 
-@pytest.mark.thorough
+SEEN = 2136  # the first life that shows "one lost in a meeting does not count"; one of the first four shows each other
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_every_wrong_rule_is_caught(wrong, monkeypatch):
     module, old, new = WRONG[wrong]
@@ -291,7 +293,7 @@ def test_every_wrong_rule_is_caught(wrong, monkeypatch):
         monkeypatch.setattr(real_run, "Meetings", changed.Meetings)
 
     def many_lives():
-        for seed in range(3000):
+        for seed in (SEEN, *range(3000)):
             live(random.Random(seed), make)
 
     with pytest.raises((AssertionError, dps.DPSError, KeyError, pytest.fail.Exception)):

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,52 @@ KEPT = ROOT / "build" / "variants"
 MAX_KEPT = 2_000  # folders, of one variant each; a module compiled without optimisation has about 0.3 MB
 COMPILE_SECONDS = 240.0  # because a test has 300
 BUILD = "quick"  # in setup.py: without optimisation
+
+
+class Builder:
+    """The process of builder.py: it starts with the first build, serves this process, and ends with it."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def build(self, folder: str) -> tuple[bool, str]:
+        """Whether the setup.py of a folder could be built, and what it printed."""
+        if self.process is None or self.process.poll() is not None:
+            self.end()
+            self.process = self._started()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{folder}\n".encode())
+        self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], COMPILE_SECONDS)[0]:
+            self.end()
+            raise TimeoutError(f"nothing was compiled in {COMPILE_SECONDS:.0f} s")
+        status = self.process.stdout.readline()
+        output = Path(folder, "output")
+        return status == b"0\n", output.read_text() if output.exists() else "the process of builder.py has ended"
+
+    def end(self) -> None:
+        """End the process, if there is one; the next build starts another one."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def descriptors(self) -> list[int]:
+        """Of the pipes to and from the process."""
+        pipes = (self.process.stdin, self.process.stdout) if self.process is not None else ()
+        return [pipe.fileno() for pipe in pipes if pipe is not None and not pipe.closed]
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("builder.py"))],
+            env={**os.environ, "DPS_BUILD": BUILD},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+
+BUILDER = Builder()
 
 
 def variant(module: str, file: str, old: str, new: str) -> ModuleType:
@@ -134,12 +181,8 @@ def compiled(modules: list[str], texts: dict[str, str]) -> Path:
             Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
             Path(folder, name).write_text(text)
         Path(folder, "setup.py").write_text(setup)
-        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        environment = {**os.environ, "DPS_BUILD": BUILD}
-        done = subprocess.run(
-            build, cwd=folder, env=environment, capture_output=True, text=True, timeout=COMPILE_SECONDS
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        works, output = BUILDER.build(folder)
+        assert works, output
         for module in modules:
             shutil.copy(*Path(folder, "dps").rglob(f"{module}.*.so"), libraries)
         try:

@@ -27,11 +27,13 @@ def functions(module: Path) -> dict[str, set[str]]:
     command = ["objdump", "--disassemble", "--no-show-raw-insn", module]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found: dict[str, set[str]] = {}
+    instructions: set[str] = set()
     for line in text.splitlines():
-        if named := re.fullmatch(r"[0-9a-f]+ <(.+)>:", line):
-            instructions = found.setdefault(named[1], set())
-        elif line.startswith(" ") and (code := line.partition(":\t")[2].split()):
+        if line.startswith(" "):
+            code = line.partition(":\t")[2].split(None, 2)
             instructions.update(code[:2])  # the second where the first is a prefix, such as rep
+        elif named := re.fullmatch(r"[0-9a-f]+ <(.+)>:", line):
+            instructions = found.setdefault(named[1], set())
     return found
 
 

@@ -31,7 +31,7 @@ MARK = "DPS_TEST_RUN"  # environment variable that all descendants inherit, also
 PATIENCE = 60.0  # a limit for what hangs: processes take long to end while the machine is busy with others
 
 FOREVER_THREADS = re.compile("^Dask-Offload")
-FOREVER_PROCESSES = re.compile("resource_tracker|multiprocessing.forkserver")
+FOREVER_PROCESSES = re.compile(r"resource_tracker|multiprocessing.forkserver|/builder\.py")
 LIVE_THREADS = re.compile("Dask-|^IO loop|^AsyncProcess |^QueueFeederThread|^Profile|^TCP-Executor|^asyncio_|^bokeh-")
 FUNCTION_THREADS = re.compile("^dps-functions-.*-process$")
 FUNCTION_PROCESSES = re.compile(r"/function_boot\.py ")
@@ -136,10 +136,12 @@ class _Dask:
 
     def foreign_files(self, files: Counter[str]) -> list[str]:
         loky = sys.modules.get("joblib.externals.loky.backend.resource_tracker")  # a resource tracker of its own
+        builder = getattr(sys.modules.get("compiled"), "BUILDER", None)  # which compiles wrong variants
         helpers = (
             multiprocessing.resource_tracker._resource_tracker._fd,
             multiprocessing.forkserver._forkserver._forkserver_alive_fd,
             loky._resource_tracker._fd if loky is not None else None,
+            *(builder.descriptors() if builder is not None else ()),
         )
         files = files - Counter(_target(fd) for fd in helpers if fd is not None)
         connections = {_target(c.fd): c for c in psutil.Process().net_connections("inet")} if files else {}

@@ -309,6 +309,8 @@ def modules_below(path: Iterable[str], prefix: str) -> Iterator[str]:
 
 # A cluster takes ten times as long to make as most examples to run. Examples of the room of clusters make their own.
 OWN_CLUSTERS = "dps.engine.deploy"
+# Its two examples are whole fits, which take as long as the examples of thirty other modules.
+LONG = {"dps.models.factors.machines": pytest.mark.thorough}
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +321,10 @@ def clusters():
 
 
 @pytest.mark.leaks_ok("clusters stay for the examples of other modules; the module's fixture judges what is left")
-@pytest.mark.parametrize("name", [m for m in modules() if not m.endswith("__main__")])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(m, marks=LONG.get(m, ())) for m in modules() if not m.endswith("__main__")],
+)
 def test_docstrings(name, clusters):
     try:
         module = importlib.import_module(name)

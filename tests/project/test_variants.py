@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import compiled
@@ -19,16 +18,16 @@ def compiler(monkeypatch, tmp_path):
     """A stand-in for the compiler, which writes what it was given; the list of what it was asked to compile."""
     asked = []
 
-    def run(command, cwd, env, **options):
-        files = sorted(path for path in Path(cwd, "dps").rglob("*") if path.is_file())
+    def build(folder):
+        files = sorted(path for path in Path(folder, "dps").rglob("*") if path.is_file())
         modules = [path for path in files if path.suffix == ".pyx"]
         asked.append([path.name for path in modules])
         for path in modules:
             path.with_suffix(".test.so").write_text("".join(file.read_text() for file in files))
-        return subprocess.CompletedProcess(command, 0, "", "")
+        return True, ""
 
     monkeypatch.setattr(compiled, "KEPT", tmp_path / "variants")
-    monkeypatch.setattr(compiled.subprocess, "run", run)
+    monkeypatch.setattr(compiled.BUILDER, "build", build)
     return asked
 
 
@@ -65,11 +64,25 @@ def test_another_text_is_compiled_again(compiler, file):
 
 
 def test_a_variant_that_does_not_compile_is_not_kept(compiler, monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, "", "index.pyx:1: no")
-    monkeypatch.setattr(compiled.subprocess, "run", lambda *args, **options: failed)
+    monkeypatch.setattr(compiled.BUILDER, "build", lambda folder: (False, "index.pyx:1: no"))
     with pytest.raises(AssertionError, match=r"index\.pyx:1: no"):
         compiled.compiled(["index"], texts_of(["index"]))
     assert list(compiled.KEPT.iterdir()) == []
+
+
+@pytest.mark.thorough
+def test_a_build_that_fails_says_why_and_the_next_one_works(tmp_path):
+    """Also after the end of the process that builds."""
+    builder = compiled.Builder()
+    setup = tmp_path / "setup.py"
+    setup.write_text("import sys; sys.exit('no compiler is there')")
+    assert builder.build(str(tmp_path)) == (False, "no compiler is there\n")
+    setup.write_text("print('built')")
+    assert builder.build(str(tmp_path)) == (True, "built\n")
+    builder.process.kill()
+    builder.process.wait()
+    assert builder.build(str(tmp_path)) == (True, "built\n")
+    builder.end()
 
 
 def test_only_so_many_are_kept_and_the_last_used_stay(compiler, monkeypatch):

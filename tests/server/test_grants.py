@@ -155,9 +155,9 @@ class AloneServers:
                 self.committed, self.proposed = self.proposed.number, None
 
 
-def check(seeds=SCHEDULES):
-    served = [AloneServers(seed).run() for seed in range(seeds)]
-    assert sum(each > 0 for each in served) > seeds / 3, "servers go on"
+def check(seeds=range(SCHEDULES)):
+    served = [AloneServers(seed).run() for seed in seeds]
+    assert sum(each > 0 for each in served) > len(seeds) / 3, "servers go on"
 
 
 def test_nobody_goes_on_with_a_placement_that_is_over():
@@ -185,13 +185,15 @@ WRONG = {
 }
 
 
-@pytest.mark.quick(4)
+SEEN = 380, 131, 28, 4, 1, 0  # each error shows in one of these schedules
+
+
 @pytest.mark.parametrize("name", sorted(WRONG))
 def test_wrong_grants_are_caught(name, monkeypatch):
     kind, method, old, new = WRONG[name]
     monkeypatch.setattr(kind, method, mutant(getattr(kind, method), old, new))
     with pytest.raises(AssertionError):
-        check(30 * SCHEDULES)
+        check([*SEEN, *range(30 * SCHEDULES)])
 
 
 def test_a_server_without_a_journal_goes_on_by_nothing():

@@ -197,7 +197,10 @@ def held(client: Client) -> list[tuple[str, int, list]]:
 @pytest.mark.processes
 @pytest.mark.parametrize("nanny", ["--no-nanny", pytest.param("--nanny", marks=pytest.mark.thorough)])
 def test_servers_outlive_two_schedulers_and_answer_meanwhile(tmp_path, nanny):
-    """Processes, rows and endpoints are the same ones; pulls and pushes go on, also when all leases are over."""
+    """Processes, rows and endpoints are the same ones; pulls and pushes go on, also when all leases are over.
+
+    The servers end with the third scheduler, which ends on purpose.
+    """
     with Shell(tmp_path) as shell:
         cluster = Survivors(shell, nanny)
         with cluster.client() as dask_client:
@@ -237,6 +240,9 @@ def test_servers_outlive_two_schedulers_and_answer_meanwhile(tmp_path, nanny):
                     again.drop_table(f"made-{pushes}")
             assert cluster.alive() == ["server-0", "server-1"]
             client.close()
+            if nanny == "--no-nanny":
+                cluster.end()
+                assert [shell.log(name).count("has lost its scheduler") for name, _, _ in before] == [2, 2]
             if nanny == "--nanny":  # it restarts its worker again, as before
                 os.kill(before[0][1], signal.SIGKILL)
                 with cluster.client() as other:
@@ -244,7 +250,8 @@ def test_servers_outlive_two_schedulers_and_answer_meanwhile(tmp_path, nanny):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("nanny", ["--no-nanny", pytest.param("--nanny", marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # because the test above ends a scheduler on purpose, too
+@pytest.mark.parametrize("nanny", ["--no-nanny", "--nanny"])
 def test_servers_end_with_a_scheduler_that_ends_on_purpose(tmp_path, nanny):
     with Shell(tmp_path) as shell:
         cluster = Survivors(shell, nanny)

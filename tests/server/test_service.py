@@ -321,9 +321,16 @@ def test_a_backup_does_the_same_as_in_the_general_way(seed: int) -> None:
     follow(seed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_same_as_the_general_way(seed: int) -> None:
+    play(seed)
+
+
+@pytest.mark.thorough
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_same_as_the_general_way_with_more_frames(seed: int) -> None:
     play(seed)
 
 

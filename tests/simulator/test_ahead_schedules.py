@@ -15,9 +15,9 @@ SCHEDULES = 200
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_rows_are_as_fresh_as_is_promised(part):
-    assert not problems(check_ahead, SCHEDULES, part, parts=4)
+    assert not problems(check_ahead, SCHEDULES, part, parts=8)
 
 
 RULE = "may_serve(pull.others_clock, clock, self._bound(pull.wanted))"

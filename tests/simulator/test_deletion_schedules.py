@@ -26,9 +26,9 @@ SCHEDULES = 120
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_no_schedule_loses_a_deletion_or_brings_a_row_back(part):
-    assert not problems(check_deletions, SCHEDULES, part, parts=4)
+    assert not problems(check_deletions, SCHEDULES, part, parts=8)
 
 
 @pytest.mark.parametrize("seed", [4, 5])

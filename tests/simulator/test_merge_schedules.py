@@ -22,9 +22,9 @@ SCHEDULES = 240
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_every_op_counts_once_whatever_is_merged(part):
-    assert not problems(check_merges, SCHEDULES, part, parts=4)
+    assert not problems(check_merges, SCHEDULES, part, parts=8)
 
 
 def test_the_same_seed_merges_at_the_same_moment():

@@ -18,9 +18,9 @@ SCHEDULES = 240
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_every_op_counts_once_wherever_shards_go(part):
-    assert not problems(check_rebalances, SCHEDULES, part, parts=4)
+    assert not problems(check_rebalances, SCHEDULES, part, parts=8)
 
 
 def test_the_same_seed_moves_the_same_shards():
@@ -70,7 +70,7 @@ def test_shards_follow_the_load_by_themselves_and_stay_then(sim):
     before, status = chains(sim), sim._controller.rebalancing.status()
     assert status.on
     assert status.moves > 0 < status.splits
-    sim.sleep(2000.0)
+    sim.sleep(700.0)  # decisions are at most 600 s apart
     assert chains(sim) == before
     assert any("rebalancing: table 'w' is split" in text for _, text in sim._controller.membership.events)
 
@@ -162,6 +162,9 @@ WRONG = {
 }  # fmt: skip
 
 
+SEEN = 207, 158  # the schedules that show two of them
+
+
 @pytest.mark.parametrize("variant", WRONG)
 def test_what_is_wrong_with_rebalancing_is_caught(variant, monkeypatch):
-    assert_caught(monkeypatch, WRONG[variant], check_rebalances, [207, *range(400)])  # the first shows one of them
+    assert_caught(monkeypatch, WRONG[variant], check_rebalances, [*SEEN, *range(400)])

@@ -15,9 +15,9 @@ SCHEDULES = 100
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(10))
 def test_servers_come_and_go_and_nothing_is_lost_doubled_or_left(part):
-    assert not problems(check_scaling, SCHEDULES, part, parts=4)
+    assert not problems(check_scaling, SCHEDULES, part, parts=10)
 
 
 def test_the_schedules_hold_what_can_go_wrong_with_scaling():

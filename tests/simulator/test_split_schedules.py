@@ -26,9 +26,9 @@ SCHEDULES = 240
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_every_op_counts_once_whatever_is_split(part):
-    assert not problems(check_splits, SCHEDULES, part, parts=4)
+    assert not problems(check_splits, SCHEDULES, part, parts=8)
 
 
 def test_the_same_seed_splits_at_the_same_moment():
@@ -273,8 +273,10 @@ def check_end(number: int) -> str:
 MOMENTS = range(120)
 
 
-def test_a_split_at_the_end_of_a_run_keeps_no_clock_open():
-    for number in MOMENTS:
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("part", range(4))
+def test_a_split_at_the_end_of_a_run_keeps_no_clock_open(part):
+    for number in MOMENTS[part::4]:
         check_end(number)
 
 
