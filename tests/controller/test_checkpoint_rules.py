@@ -52,7 +52,7 @@ class Controller:
             only_active=lambda: self.run,
             failed=lambda: self.failed,
             runs={},
-            allot=lambda count: 50,
+            origins=SimpleNamespace(allot=lambda count: 50),
             is_active_origin=lambda origin: False,
             now=lambda: self.now,
         )

@@ -19,6 +19,7 @@ from losses import Losses
 from verdicts import assert_caught, problems
 
 from dps.engine.client.session import ClientSession
+from dps.engine.controller.run import Run
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.liveness import Liveness
 from dps.engine.server.dumps import Dumps
@@ -543,7 +544,7 @@ WRONG = {
         (Liveness, "silent", "self._heartbeats if late else ()", "()")
     ],
     "the lease is not waited for": [(Liveness, "silent", "> self.patience", "> self.patience / 4")],
-    "an older connection joins": [(Runs, "join", "joins < record.joins", "False")],
+    "an older connection joins": [(Run, "check_may_join", "request.joins < record.joins", "False")],
 }
 SEEN = {  # where to look first: other schedules show it, too, but not all
     "there are no fences": [25],
