@@ -365,7 +365,7 @@ class WeightedPlacements(Placements):
             for server in p.chain if emptiest not in p.chain else ():
                 gain = min(weight, load[server] - load[emptiest] - weight)
                 assert gain < min(1, 0.1 * sum(load.values()) / len(load)), "a move would gain"
-            for backup in p.chain[1:]:
+            for backup in set(p.chain[1:]) & heads.keys():  # the others are about to go
                 gain = min(weight, heads[p.chain[0]] - heads[backup] - weight)
                 assert gain < min(1, 0.1 * sum(heads.values()) / len(heads)), "another leader would gain"
 
@@ -431,6 +431,14 @@ def test_the_copy_that_gains_most_goes_and_what_gains_little_stays():
     chains, joined = chains_after(alone([0] * 4 + [1]), [2.0, 1.0, 1.0, 0.5, 0.5], [0, 1])
     assert joined == 1
     assert chains[0] == (1,), "one move of 2.0 instead of two of 1.0"
+
+
+def test_a_copy_goes_where_the_load_is_least_once_the_copies_before_are_there():
+    """The heavy shard is on its way to server 1, so the light one goes to server 2."""
+    tables = {"w": (2, [Place((0,), None, (1,)), Place((0,), None, (1,))]), "v": (1, [Place((2,), None, (1,))])}
+    steps = placement.next_steps(tables, [0, 1, 2], [], 4, weights={"w": [10.0, 1.0], "v": [5.0]})
+    joins = [(step.table, step.shard, step.server) for step in steps if step.kind == StepKind.JOIN]
+    assert joins[:2] == [("w", 0, 1), ("w", 1, 2)]
 
 
 def test_where_the_fullest_server_has_one_shard_the_next_one_gives():
@@ -654,6 +662,7 @@ def hunt(machines):
     test_a_server_that_leaves_keeps_its_copy_while_too_few_servers_stay()
     test_a_hot_shard_has_a_server_for_itself_and_no_other_move_is_made()
     test_the_copy_that_gains_most_goes_and_what_gains_little_stays()
+    test_a_copy_goes_where_the_load_is_least_once_the_copies_before_are_there()
     test_where_the_fullest_server_has_one_shard_the_next_one_gives()
     test_heavy_primaries_are_spread_over_their_backups()
     for case in (((0,), (0, 2), []), ((0, 1), (1, 2), [0])):
