@@ -157,9 +157,8 @@ class Runs:
         self.origins = OriginNumbers(session)
         # Has the effect of a decision take place once that is committed; at once where there is no journal.
         self.decide: Callable[[Callable[[], object]], None] = take_effect
-        self.on_epoch: Callable[[], object] = lambda: (
-            None
-        )  # called when all trainers of a leased run have completed one
+        # Called when all trainers of a leased run have completed an epoch.
+        self.on_epoch: Callable[[], object] = lambda: None
         self.recorded: set[int] | None = None  # runs that the last committed record has; None: there is no journal
         self.grace = 0.0  # seconds for which trainers wait for another scheduler when this one dies
         self.tasks = TaskOrigins(self.origins.allot, at_work)
@@ -316,8 +315,8 @@ class Runs:
         or it was lost for too long."""
         run = self.known(number)
         record = run.record(trainer)
-        if record.left:
-            return record.given_up or record.attempt < 0  # it never came
+        if record.left:  # or it has never come
+            return True
         if not run.can_do_without(trainer):
             return False
         clock, place = run.clock.clock_of(trainer), record.where or "no worker yet"

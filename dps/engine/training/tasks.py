@@ -206,9 +206,8 @@ class Tasks:
 
         Where trainers come and go, go on without it if that can be, and seat new ones on free threads.
         """
-        seen = (
-            self._ask()
-        )  # first, because all tasks have ended if the scheduler has, and another driver may begin them anew
+        # First, because all tasks have ended if the scheduler has, and another driver may begin them anew.
+        seen = self._ask()
         try:
             there = self.client.nthreads()
         except OSError as error:
@@ -230,7 +229,9 @@ class Tasks:
             homeless = seat.worker not in there or taken_back or seat.future is None
             if homeless and not seat.over and not self._goes_on_without(seat, seen):
                 self._move(seat)
-        self._fill()
+        if self._vacancies is not None:
+            self._fill(self._vacancies)
+            self._check_deserted()
 
     def among(self, trainers: list[int]) -> set[int]:
         """Those of them that are ours: other callers may have trainers in the same run."""
@@ -286,10 +287,9 @@ class Tasks:
                 if seen.stopped is None:
                     self._goes_on_without(seat, seen)
 
-    def _fill(self) -> None:
-        """Begin a trainer on each free thread, while there are vacant seats and others are at work."""
-        vacancies, seats = self._vacancies, self.seats
-        if vacancies is None or not vacancies.free or any(seat.over and not seat.is_given_up for seat in seats):
+    def _fill(self, vacancies: Vacancies) -> None:
+        """Begin a trainer on each free thread, while there are vacant seats and no other has done its work."""
+        if not vacancies.free or any(seat.over and not seat.is_given_up for seat in self.seats):
             return
         found = self.threads.ask(None, vacancies.free, [], config.seconds("join"))["seats"]
         if found:
@@ -297,10 +297,13 @@ class Tasks:
         for number, place in zip(vacancies.take(len(found)), found, strict=True):
             seat = TrainerTask(number, place, [], [])
             seat.is_late = True
-            seats.append(seat)
+            self.seats.append(seat)
             self._submit(seat)
             logger.info("trainer %d comes to the run, on %s", number, seat.worker)
-        if not all(seat.over for seat in seats):
+
+    def _check_deserted(self) -> None:
+        """Do not wait for ever for another trainer when all are gone."""
+        if not all(seat.is_given_up for seat in self.seats):
             self._deserted = None
             return
         now, patience = time.monotonic(), config.seconds("rejoin")
@@ -314,8 +317,10 @@ class Tasks:
     def dismiss_late(self, seen: RunStatus) -> None:
         """Do not wait for trainers that have not joined while all others have ended."""
         waiting = [seat for seat in self.seats if not seat.over]
-        numbers = {seat.number for seat in waiting}
-        if all(seat.is_late for seat in waiting) and numbers.isdisjoint(seen.connected):
+        if not all(seat.is_late for seat in waiting):
+            return
+        came = {trainer.number for trainer in seen.trainers if trainer.attempts}
+        if came.isdisjoint(seat.number for seat in waiting):
             for seat in waiting:
                 self._goes_on_without(seat, seen)
 
