@@ -37,6 +37,7 @@ class Life:
     """Trainers, a clock, and servers that remember the last op of each origin; what happens is drawn from a seed."""
 
     SHARDS = 2
+    AFTER = 0  # the epoch in which a run is begun anew, counted from the one that all trainers have come to
 
     def __init__(self, rules, seed, faults=0.03, most=20_000):
         self.draw = draw = random.Random(seed)
@@ -49,7 +50,7 @@ class Life:
         self.batches = {n: draw.choice([0, 1, 2, 5, 12, 25]) for share in shares for n in share}
         self.epochs, self.staleness = draw.randint(1, 3), draw.choice([0, 0, 1, 2, math.inf])
         self.stays = draw.random() < 0.5  # in case the others hang: a courtesy, which nothing depends on
-        self.rules, self.shares = rules(shares), shares
+        self.kind, self.rules, self.shares, self.begun = rules, rules(shares), shares, count
         self.grows, self.given_up = vacant > 0, 0
         self.clock = Clock(self.staleness, count + vacant, vacant=vacant)
         self.workers = [Worker(n) for n in range(count + vacant)]
@@ -59,6 +60,10 @@ class Life:
         for n in self.vacant:
             self.rules.lost(n, for_good=True)
         self.attempts = [0] * len(self.workers)
+        self.takeovers, self.recorded = (
+            draw.choice([0, 0, 0, 1, 3]),
+            0,
+        )  # how many there may be; the epoch in the journal
         self.ledgers, self.counted = {}, Counter()
         self.now = 0.0
         for n in range(count):
@@ -84,6 +89,10 @@ class Life:
             self.zombie()
             if self.vacant and self.draw.random() < 0.01:
                 self.come(self.workers[min(self.vacant)])
+            if self.takeovers and self.draw.random() < 0.01:
+                self.take_over()
+            if self.draw.random() < 0.1:
+                self.recorded = self.clock.minimum
             held = Counter(lease.portion for lease in self.rules.held().values())
             assert all(n <= 2 for n in held.values()), "more than two hold a portion"
         else:
@@ -91,6 +100,23 @@ class Life:
         wanted = {(p, b, e) for p, n in self.batches.items() for b in range(n) for e in range(self.epochs)}
         assert dict(self.counted) == dict.fromkeys(wanted, 1)
         assert self.rules.left() == 0
+
+    def take_over(self):
+        """The scheduler dies, and all trainers with it; another controller begins them anew, by the last record."""
+        self.takeovers -= 1
+        for w in self.workers:
+            if w.number not in self.left and w.state == "working":
+                self.zombies.append([w.portion, w.epoch, w.at])
+        start, seats = self.recorded + self.AFTER, len(self.workers)
+        self.rules = self.kind(self.shares, start)
+        self.clock = Clock(self.staleness, seats, start, vacant=seats - self.begun)
+        self.left, self.waiting = set(range(self.begun, seats)), set()
+        self.vacant = set(self.left)
+        self.workers = [Worker(n) for n in range(seats)]
+        for n in self.vacant:
+            self.rules.lost(n, for_good=True)
+        for n in range(self.begun):
+            self.begin(self.workers[n])
 
     def step(self, w):
         if w.state not in ("declare", "gone") and self.draw.random() < self.faults:
@@ -324,11 +350,41 @@ def test_trainers_come_and_are_given_up():
     assert sum(any(life.attempts[n] for n in range(len(life.shares)) if not life.shares[n]) for life in growing) > 20
 
 
+def check_needed(kind):
+    """A trainer is needed until its batches are known, and where no other is left to do what is left of its epoch."""
+    rules = kind([[0], [1]])
+    rules.declare(0, {0: 1})
+    assert rules.needs(1, [0])
+    rules.declare(1, {1: 1})
+    assert not rules.needs(1, [0])
+    assert rules.needs(1, [])
+    rules.over(0, 0)
+    assert rules.needs(1, [0])
+
+
+def test_a_trainer_that_is_needed():
+    check_needed(Leases)
+
+
+class BegunTooLate(Life):
+    AFTER = 1
+
+
+def test_a_run_that_is_begun_anew_in_a_later_epoch_is_found_out():
+    def lives():
+        for seed in range(300):
+            BegunTooLate(Leases, seed).run()
+
+    with pytest.raises(AssertionError):
+        lives()
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_rules_are_found_out(wrong):
     caught = 0
     for seed in range(300):
         try:
+            check_needed(wrong)
             Life(wrong, seed, most=10_000).run()
         except AssertionError:
             caught += 1
