@@ -334,11 +334,17 @@ class GivesUpBeforeItHasDeclared(Leases):
 class ReliesOnTrainersThatHaveGoneOn(Leases):
     """A trainer in the next epoch is to do what is left of this one."""
 
-    needs = mutant(Leases.needs, "self._clocks[n] <= epoch", "self._clocks[n] <= epoch + 1")
+    needs = mutant(Leases.needs, "self._clocks[n] <= first", "self._clocks[n] <= first + 1")
+
+
+class LooksAtThisEpochOnly(Leases):
+    """Where all of its epoch is done, a trainer seems not to be needed."""
+
+    needs = mutant(Leases.needs, "return not any", "return bool(self._there(epoch).any()) and not any")
 
 
 WRONG = [TooEarly, Believes, Keeps, LeavesToOwner, ThirdTime, Forgets, GoesWithout]
-WRONG += [GivesUpAnyTrainer, GivesUpBeforeItHasDeclared, ReliesOnTrainersThatHaveGoneOn]
+WRONG += [GivesUpAnyTrainer, GivesUpBeforeItHasDeclared, ReliesOnTrainersThatHaveGoneOn, LooksAtThisEpochOnly]
 
 
 def test_trainers_come_and_are_given_up():
@@ -351,15 +357,21 @@ def test_trainers_come_and_are_given_up():
 
 
 def check_needed(kind):
-    """A trainer is needed until its batches are known, and where no other is left to do what is left of its epoch."""
+    """A trainer is needed until its batches are known, and where no other does what is left of its epoch and later."""
     rules = kind([[0], [1]])
     rules.declare(0, {0: 1})
     assert rules.needs(1, [0])
     rules.declare(1, {1: 1})
     assert not rules.needs(1, [0])
     assert rules.needs(1, [])
+    work(rules, 0)
     rules.over(0, 0)
-    assert rules.needs(1, [0])
+    assert rules.needs(1, [0]), "the other has gone on"
+    work(rules, 1)
+    assert not rules.needs(1, [0]), "all of that epoch is done, and the other is in the next one"
+    assert rules.needs(1, []), "none is left for the next one"
+    rules.over(0, 1)
+    assert rules.needs(1, [0]), "the other has gone on beyond the next one, of which nothing is done"
 
 
 def test_a_trainer_that_is_needed():

@@ -63,6 +63,8 @@ SLACK_SECONDS = 0.2
 PACE_WEIGHT = 0.5
 # Number of partitions that a message names.
 MAX_PARTITIONS_SHOWN = 8
+# No run has so many epochs.
+MOST_EPOCHS = np.iinfo(np.int64).max
 # Number of epochs for which the arguments of `iterate` are remembered.
 MAX_EPOCHS_REMEMBERED = 1000
 
@@ -303,12 +305,14 @@ class Leases:
         """Whether batches would be left out if `trainer` did not come back; `present` are others, which are there.
 
         No other trainer can say how many batches its partitions have before it has declared them. And what is left of
-        the epoch that it is at is only done by a trainer that has not gone on to the next one.
+        an epoch is only done by a trainer that has not gone on to the next one. A trainer that is in the first epoch of
+        which something is left, from that of the lost trainer on, does that and all that comes later.
         """
         if not self._declared.keys() >= set(self.shares[trainer]):
             return True
         epoch = self._clocks[trainer]
-        return bool(self._there(epoch).any()) and not any(self._clocks[n] <= epoch for n in present)
+        first = np.min(self._epoch[(self._epoch >= epoch) & (self._end > self._first)], initial=MOST_EPOCHS)
+        return not any(self._clocks[n] <= first for n in present)
 
     def pending(self, epoch: int, now: float) -> float | None:
         """Seconds until the next held portion of an epoch is expected to be done; None if none is left to do."""
