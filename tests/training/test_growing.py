@@ -146,7 +146,8 @@ def test_a_run_that_is_resumed_has_the_same_seats(cluster, tmp_path):
             ps.run(counts, data, reassign=True, resume=True, args=(200, 0.0))
         results = ps.run(counts, data, resume=True, **{**how, "args": (clocks[0] + 3, 0.0)})
         assert {clock for _, clock in results} == {clocks[0] + 3}
-        assert sum(done for done, _ in results) == 3 * 20, "batches of the epochs before are passed over"
+        # A portion may be run by two trainers. All batches of an epoch are 20.
+        assert 3 * 20 <= sum(done for done, _ in results) < 4 * 20, "the epochs before are passed over"
         assert all_count_once(ps, 80, clocks[0] + 3)
 
 

@@ -60,7 +60,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         trainers, retries = self.trainers, self.retries
-        if trainers == "all":
+        if self.grows:
             self._check_growing()
             trainers = None
         checked_bound(self.staleness)
@@ -95,7 +95,7 @@ class RunOptions:
     @property
     def grows(self) -> bool:
         """Whether trainers may join the run while it goes on."""
-        return self.trainers == "all"
+        return isinstance(self.trainers, str) and self.trainers == "all"
 
     @property
     def count(self) -> int | None:
