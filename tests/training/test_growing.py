@@ -11,8 +11,9 @@ import time
 import dask.array as da
 import numpy as np
 import pytest
+from background import in_thread
 from distributed import Client
-from servers import PATIENCE, wait_until
+from servers import wait_until
 
 import dps
 from dps.engine.training.launch import RunOptions, resumed
@@ -53,26 +54,16 @@ def cluster():
 
 
 def beside(change):
-    """Call it in a thread while a run goes on; its error is raised at the end."""
-    errors = []
+    """Call it while a run goes on, and let the run go then; returns what raises its error."""
 
     def call():
         try:
             change()
-        except BaseException as error:
-            errors.append(error)
-        GO.set()
+        finally:
+            GO.set()
 
     GO.clear()
-    thread = threading.Thread(target=call)
-    thread.start()
-
-    def end():
-        thread.join(PATIENCE)
-        if errors:
-            raise errors[0]
-
-    return end
+    return in_thread(call)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
