@@ -90,7 +90,7 @@ def test_trainers_come_with_workers_and_go_with_them(cluster, staleness):
         assert all_count_once(ps, 480, 6)
         assert len(results) == 3, "one has no result, because it was lost"
         assert {clock for _, clock in results} == {6}
-        assert all(done for done, _ in results), "each had work"
+        assert any(done for done, _ in results[1:]), "those that came had work"
         (run,) = ps.status().runs
         assert (len(run.trainers), run.portions.left) == (4, 0)
         assert any("is gone" in text for _, text in ps.status().events)
