@@ -169,6 +169,13 @@ def test_trainers_that_do_nothing_but_end():
         vacancies.note_loss(6)
 
 
+def test_a_cluster_that_shrinks_loses_many_at_once():
+    vacancies = Vacancies(lambda verb, **fields: True, 1, begun=1, seats=9)
+    assert vacancies.take(7) == list(range(1, 8))
+    for _ in range(7):
+        vacancies.note_loss(5)
+
+
 # -- real processes, which are killed
 
 

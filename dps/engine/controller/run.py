@@ -46,11 +46,20 @@ class TrainerParty(NamedTuple):
 
 
 class TrainerRecord:
-    """One trainer of a run that has joined at least once. Its clock, its incarnation and whether it counts are facts of
-    the run's `Clock`; when it was lost and what it waits for are in the indices of the run."""
+    """One trainer of a run that has joined at least once, or a vacant seat. Its clock, its incarnation and whether it
+    counts are facts of the run's `Clock`; when it was lost and what it waits for are in the indices of the run."""
 
     __slots__ = (
-        *("attempt", "connection", "given_up", "joins", "left", "number", "planned", "renewals", "seconds", "where"),
+        "attempt",
+        "connection",
+        "given_up",
+        "joins",
+        "left",
+        "number",
+        "planned",
+        "renewals",
+        "seconds",
+        "where",
     )
 
     def __init__(self, number: int):
@@ -100,7 +109,7 @@ class Run:
         self.begun = trainers - vacant  # how many trainers it was begun with; the seats of the others were vacant
         self.clock = Clock(staleness, trainers, clock, warm_start, vacant)
         self.meetings = Meetings(trainers, answer)
-        self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN
+        self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN, a vacant seat at once
         self.connected, self.left_count = 0, vacant  # trainers with a connection, and those that have left
         for trainer in range(self.begun, trainers):
             self.records[trainer] = TrainerRecord(trainer)
@@ -220,7 +229,9 @@ class Run:
         record = self.record(trainer)
         if self.is_outdated(trainer, request.attempt):
             raise self.replaced(trainer)
-        if self.is_forgetful and self.work_leases is not None:  # which knows no batches: the trainer would skip its own
+        # The new leases know no batches yet, because trainers tell them when they begin. A trainer that goes on would be
+        # told that nothing is left of its epoch.
+        if self.is_forgetful and self.work_leases is not None:
             raise StoppedError(
                 f"run {self.number} has leased its batches (reassign=True), and the leases have ended with the "
                 f"scheduler: ps.resume_run begins its trainers anew"
@@ -240,8 +251,8 @@ class Run:
         """Why requests of this attempt at a trainer, or over this connection, count no more."""
         if self.record(trainer).given_up:
             return StoppedError(
-                f"trainer {trainer} of run {self.number} was lost for too long, and the others do its work: nothing "
-                f"that this attempt does counts any more"
+                f"trainer {trainer} of run {self.number} was given up, because its worker or its connection was gone, "
+                f"and the others do its work: nothing that this attempt does counts any more"
             )
         return StoppedError(
             f"trainer {trainer} of run {self.number} has joined again (its task was run again, or its connection "

@@ -224,7 +224,7 @@ class Monitor:
 
     def _diagnose(self, run: MonitoredRun, telemetry: RunTelemetry, now: float) -> None:
         servers = [self._server(number, now) for number in sorted(self.membership.servers)]
-        states: list[str] = [run.phase(n) for n in range(run.trainers)]  # of a vacant seat: left
+        states: list[str] = [run.phase(n) for n in range(run.trainers)]  # a vacant seat counts as left
         if run.elastic:  # no trainer waits for those that have not joined, or are gone
             absent = (TrainerPhase.EXPECTED, TrainerPhase.LOST)
             states = [TrainerPhase.LEFT if state in absent else state for state in states]

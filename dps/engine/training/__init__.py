@@ -21,6 +21,7 @@ localize        the unique feature ids of a batch, and the batch re-indexed to t
 launch          ps.run: one trainer for each free thread
 threads         the threads of a run, as the driver asks for them
 tasks           the tasks of a run: one for each trainer
+vacancies       seats that new trainers take while a run goes on
 open_run        a run whose callers come from anywhere
 lazy_tasks      the task of one partition of a lazy stage
 lazy_reads      the task of one partition of ps.map, which only reads tables

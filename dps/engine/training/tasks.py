@@ -187,7 +187,7 @@ class Tasks:
         return len(over) == len(self.seats) and not all(seat.is_given_up for seat in self.seats)
 
     def results(self) -> list[Result]:
-        """What the trainers returned that were not given up, in their order."""
+        """What each trainer has returned, in the order of their numbers, without those that were given up."""
         return [seat.result for seat in sorted(self.seats, key=lambda seat: seat.number) if not seat.is_given_up]
 
     def ended(self) -> bool:
@@ -269,13 +269,17 @@ class Tasks:
         if vacancies is None or not vacancies.give_up(seat.number, bool(seat.partition_numbers)):
             return False
         logger.warning("trainer %d is gone with its worker %s; the others do its work", seat.number, seat.worker)
+        self._drop(seat)
+        vacancies.note_loss(0 if seen.portions is None else seen.portions.done)
+        return True
+
+    def _drop(self, seat: TrainerTask) -> None:
+        """Cancel a trainer's task, and expect no result of it."""
         if seat.future is not None:
             self.client.cancel([seat.future])
         self.threads.give_back([seat.key])
         seat.over = seat.is_given_up = True
         seat.future = None
-        vacancies.note_loss(0 if seen.portions is None else seen.portions.done)
-        return True
 
     def _give_up_stopped(self) -> None:
         """Go on without trainers that were told to stop while the run goes on, or that have lost the controller."""
@@ -317,12 +321,13 @@ class Tasks:
     def dismiss_late(self, seen: RunStatus) -> None:
         """Do not wait for trainers that have not joined while all others have ended."""
         waiting = [seat for seat in self.seats if not seat.over]
-        if not all(seat.is_late for seat in waiting):
+        if self._vacancies is None or not all(seat.is_late for seat in waiting):
             return
         came = {trainer.number for trainer in seen.trainers if trainer.attempts}
         if came.isdisjoint(seat.number for seat in waiting):
             for seat in waiting:
-                self._goes_on_without(seat, seen)
+                if self._vacancies.give_up(seat.number, has_partitions=False):
+                    self._drop(seat)
 
     # -- inside
 

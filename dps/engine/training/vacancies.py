@@ -34,7 +34,8 @@ class Vacancies:
     """
 
     def __init__(self, call: Control, run: int, begun: int, seats: int):
-        self._call, self._run, self._begun = call, run, begun
+        self._call, self._run = call, run
+        self._taken = begun  # seats that trainers have had
         self._free = list(range(begun, seats))
         self._losses = 0  # trainers that were lost since a portion was done last
         self._done = 0  # portions
@@ -47,6 +48,7 @@ class Vacancies:
     def take(self, count: int) -> list[int]:
         """The numbers of so many vacant seats, or of all, which are vacant no more."""
         taken, self._free = self._free[:count], self._free[count:]
+        self._taken = max(self._taken, *(number + 1 for number in taken), 0)
         return taken
 
     def give_up(self, trainer: int, has_partitions: bool) -> bool:
@@ -58,12 +60,16 @@ class Vacancies:
         return True
 
     def note_loss(self, done: int) -> None:
-        """A trainer was lost, when so many portions were done; TrainerLostError where trainers do nothing but end."""
+        """A trainer was lost, when so many portions were done; TrainerLostError where trainers do nothing but end.
+
+        Many may be lost at once, because a cluster shrinks. So as many losses are allowed as if each seat had been
+        taken again and again.
+        """
         self._losses, self._done = 1 + self._losses * (done == self._done), done
-        allowed = int(dask.config.get("distributed.scheduler.allowed-failures")) * self._begun
+        allowed = int(dask.config.get("distributed.scheduler.allowed-failures")) * self._taken
         if self._losses > allowed:
             raise TrainerLostError(
                 f"{self._losses} trainers were lost with their workers since the last portion of the data was done: do "
                 f"their workers run out of memory, or crash? ({allowed} are allowed: "
-                f"distributed.scheduler.allowed-failures for each of the {self._begun} trainers of the beginning)"
+                f"distributed.scheduler.allowed-failures for each of the {self._taken} seats that trainers have had)"
             )
