@@ -229,8 +229,8 @@ class Run:
         record = self.record(trainer)
         if self.is_outdated(trainer, request.attempt):
             raise self.replaced(trainer)
-        # The new leases know no batches yet, because trainers tell them when they begin. A trainer that goes on would be
-        # told that nothing is left of its epoch.
+        # The new leases know no batches yet, because trainers tell them when they begin. So a trainer that goes on
+        # would hear that nothing is left of its epoch.
         if self.is_forgetful and self.work_leases is not None:
             raise StoppedError(
                 f"run {self.number} has leased its batches (reassign=True), and the leases have ended with the "
