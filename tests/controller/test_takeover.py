@@ -83,11 +83,11 @@ class StandIn:
     async def _take_up(self, number, ballot):
         return self.world.servers[self.name][number].take_up(ballot)
 
-    async def take_over(self, reports, ballot):
+    async def take_over(self, reports, ballot, force):
         assert ballot == self.ballot
         assert self.active
         servers = SimpleNamespace(membership=SimpleNamespace(session=self.name), take_up=self.take_up)
-        journal: Journal = await Executor(None).run(takeover_procedures.follow(servers, reports, ballot))
+        journal: Journal = await Executor(None).run(takeover_procedures.follow(servers, reports, ballot, force))
         if self.world.failures:
             raise self.world.failures.pop(0)
         proposed = journal.proposed
@@ -252,6 +252,46 @@ def test_a_server_that_comes_late_may_make_it_a_majority():
         await world.over()
 
     assert played(story, three()).active
+
+
+def check_force() -> None:
+    """One of three servers is enough by force, and only for as long as that is asked."""
+    servers = three()
+
+    async def story(world):
+        await world.takeovers.force("ps", lambda: False)  # no server is back, so it has no effect on those that come
+        world.report(1)
+        await world.rest()
+        assert not world.made, "too few"
+        await world.takeovers.force("ps", lambda: any(session.found for session in world.active))
+        await world.over()
+
+    (session,) = played(story, servers).active
+    assert session.ballot.term == 2, "one attempt is enough"
+    assert session.found == record(ballot=session.ballot, holders=[1])
+    assert [server.holder.followed == session.ballot for server in servers] == [False, True, False]
+    assert not session.found.has_majorities([0, 2]), "the others alone are no majority of its record"
+
+
+def test_one_server_is_enough_by_force(caplog):
+    check_force()
+    assert "is taken over by force, with servers [1] only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new"),
+    [
+        (Takeovers, "force", "self._forced.discard(name)", "pass"),
+        (takeover_procedures, "take_over", "or (force and ", "or (True and "),
+        (takeover_procedures, "take_over", "or (force and ", "or (False and "),
+        (takeover_procedures, "follow", "if force and ", "if False and "),
+        (Journal, "agreed_by_force", "holders, holders, newest", "holders, newest.holders, newest"),
+    ],
+    ids=["force lasts", "any number is enough", "force is not heard", "a majority is asked", "the old holders count"],
+)
+def test_a_wrong_force_is_noticed(owner, name, old, new, caplog, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.PATIENCE", 2.0)
+    assert_noticed(owner, name, old, new, check_force)
 
 
 def test_servers_with_other_secrets_are_refused(caplog):
@@ -422,7 +462,7 @@ def test_a_scheduler_that_ends_gives_the_session_up():
     async def story(world):
         began, ended = asyncio.Event(), []
 
-        async def take_over(session, reports, ballot):
+        async def take_over(session, reports, ballot, force):
             began.set()
             try:
                 await asyncio.Event().wait()

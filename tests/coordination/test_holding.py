@@ -22,6 +22,7 @@ class HeldProcess:
         self.unclaimed, self.claimed = self.rng.choice([0, 1, 2, 2]), 0
         self.cut_off = self.rng.random() < 0.8
         self.known = self.rng.random() < 0.8  # whether the worker has learnt the id of its scheduler
+        self.planned = self.rng.random() < 0.3  # a restart of the scheduler, of which the servers were told
         self.scheduler: str | None = None
         self.likely = self.rng.choice([0.0, 0.1, 0.5])  # that something happens in a pause
         self.ended = self.joined = False
@@ -36,21 +37,23 @@ class HeldProcess:
 
     def run(self):
         began, servers = self.now, self.unclaimed
-        loss = SchedulerLoss(began, self.grace, "lost" if self.known else None)
+        loss = SchedulerLoss(began, self.grace, "lost" if self.known else None, self.planned)
         held = loss.holds(self.unclaimed, self.cut_off)
-        assert held == (self.grace > 0 and servers > 0 and self.cut_off)
+        assert held == (self.grace > 0 and servers > 0 and (self.cut_off or self.planned))
         if not held:
             return self
         while not self.joined:
             step = loss.look(self.now, self.unclaimed, self.scheduler)
             over = self.now >= began + self.grace
-            lives = self.known and self.scheduler == "lost"
+            old = self.known and self.scheduler == "lost"
+            lives = old and not self.planned
             assert (step is HoldStep.END) == (over or lives or self.unclaimed == 0), "the process ends, or is held"
             if step is HoldStep.END:
                 self.ended = True
                 return self
             if step is HoldStep.JOIN:
                 assert self.scheduler is not None
+                assert not old, "joins the scheduler that is about to end"
                 self.joined = self.rng.random() < 0.8  # it may be gone again
             if not self.joined:
                 assert loss.left(self.now) == began + self.grace - self.now
@@ -83,13 +86,16 @@ def test_servers_are_held_as_long_as_a_controller_may_come():
     [
         ("holds", "self.grace > 0 and ", ""),
         ("holds", " and servers > 0", ""),
-        ("holds", " and cut_off", ""),
+        ("holds", " and (cut_off or self.planned)", ""),
+        ("holds", " or self.planned", ""),
         ("left", "max(0.0, self.began + self.grace - now)", "self.grace"),
         ("look", "servers == 0 or ", ""),
         ("look", "self.left(now) == 0 or ", ""),
-        ("look", " or (found is not None and found == self.lost)", ""),
+        ("look", " or (lives and not self.planned)", ""),
+        ("look", " and not self.planned", ""),
         ("look", "found is not None and ", ""),
-        ("look", "HoldStep.LOOK if found is None else HoldStep.JOIN", "HoldStep.JOIN"),
+        ("look", "HoldStep.LOOK if found is None or lives else HoldStep.JOIN", "HoldStep.JOIN"),
+        ("look", " or lives else", " else"),
         ("wait", "if unclaimed == 0", "if False"),
         ("wait", "HoldStep.WAIT if self.left(now) > 0 else HoldStep.CLOSE", "HoldStep.STAY"),
     ],
@@ -97,12 +103,15 @@ def test_servers_are_held_as_long_as_a_controller_may_come():
         "held by default",
         "held without servers",
         "held though removed",
+        "not held though the restart is planned",
         "the grace begins anew at each look",
         "waits without servers",
         "looks for ever",
         "joins the scheduler that has removed it",
+        "ends although the restart is planned",
         "an unknown scheduler lives",
         "joins nothing",
+        "joins the scheduler that ends",
         "closes what a controller has",
         "keeps servers that no controller has",
     ],

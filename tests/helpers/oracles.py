@@ -59,6 +59,7 @@ def mutant(function, old: str, new: str):
     head, body = source[source.index("def ") :].split("\n", 1)
     assert old in body, f"{function.__name__} no longer contains {old!r}"
     made: dict = {}
+    head = f"async {head}" if inspect.iscoroutinefunction(function) else head
     exec(f"{head}\n{body.replace(old, new)}", vars(sys.modules[function.__module__]), made)
     return made[function.__name__]
 

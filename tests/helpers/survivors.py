@@ -124,6 +124,11 @@ class Survivors:
         finally:
             self.wake(name)
 
+    def end_scheduler(self) -> None:
+        """End the scheduler on purpose (SIGTERM)."""
+        self.process(SCHEDULER).terminate()
+        self.process(SCHEDULER).wait(PATIENCE)
+
     def end(self) -> None:
         """End the scheduler on purpose (SIGTERM), which ends the servers' processes: all without an error."""
         self.process(SCHEDULER).terminate()

@@ -34,6 +34,7 @@ class FakeServer:
     def __init__(self, number=0):
         self.number = number
         self.released, self.claimed, self.closed = False, True, False
+        self.awaits_restart = False
 
     def returned(self, worker):
         return b"what it keeps"
@@ -260,6 +261,66 @@ def test_servers_end_with_a_scheduler_that_ends_on_purpose(tmp_path, nanny):
             ps.table("one", dtype="int64")
             cluster.end()
             assert "has lost its scheduler" not in shell.log("server-0")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("nanny", ["--no-nanny", pytest.param("--nanny", marks=pytest.mark.thorough)])
+def test_servers_outlive_a_planned_restart_of_their_scheduler(tmp_path, nanny):
+    """By `dask ps hold`, which counts once: the next scheduler ends them."""
+    with Shell(tmp_path) as shell:
+        cluster = Survivors(shell, nanny)
+        with cluster.client() as dask_client:
+            ps = dps.ParameterServer(dask_client, servers=2)
+            ps.table("one", dtype="int64", copies=2)
+            client = ps.client()
+            client.push("one", KEYS, 1)
+            assert shell.dask("ps", "hold", "--scheduler", cluster.address).stdout.endswith(
+                "wait for the next scheduler\n"
+            )
+            assert "servers wait for another scheduler" in ps.status().news[-1][1]
+        cluster.end_scheduler()
+        for name in ("server-0", "server-1"):
+            wait_until(lambda name=name: "has lost its scheduler" in shell.log(name))
+        client.push("one", KEYS, 1)
+        cluster.start_scheduler()
+        with cluster.client() as other:
+            again = dps.ParameterServer.attach(other)
+            client.push("one", KEYS, 1)
+            assert (again.client().pull("one", KEYS) == 3).all()
+            assert len(cluster.alive()) == 2
+        client.close()
+        cluster.end()
+
+
+@pytest.mark.processes
+def test_a_takeover_by_force_goes_on_with_the_server_that_is_left(tmp_path):
+    """Scheduler and one of two servers are killed: the other one alone must not go on, unless a person says so."""
+    with Shell(tmp_path) as shell:
+        cluster = Survivors(shell, "--no-nanny")
+        with cluster.client() as dask_client:
+            ps = dps.ParameterServer(dask_client, servers=2)
+            ps.table("two", dtype="int64", copies=2, shards=4)
+            client = ps.client()
+            client.push("two", KEYS, 1)
+            client.close()
+        cluster.kill_scheduler()
+        cluster.kill_server("server-1")
+        cluster.start_scheduler()
+        with cluster.client() as other:
+            wait_until(lambda: "has joined the scheduler" in shell.log("server-0"))
+            time.sleep(2 * config.seconds("lease"))
+            assert cluster.alive() == ["server-0"]
+            done = shell.dask("ps", "takeover", "--force", "--scheduler", cluster.address)
+            assert "is up" in done.stdout
+            assert "is taken over by force, with servers [0] only" in shell.log("scheduler")
+            again = dps.ParameterServer.attach(other)
+            assert (again.client().pull("two", KEYS) == 1).all()
+            again.client().push("two", KEYS, 1)
+            assert (again.client().pull("two", KEYS) == 2).all()
+            made = again.table("made")
+            made.push(KEYS, 1.0)
+            assert (made[KEYS] == 1).all()
+        cluster.end()
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""Commands about a parameter server as a whole: start, status, clocks, scale, retire, adapt, close."""
+"""Commands about a parameter server as a whole: start, status, clocks, scale, retire, adapt, hold, takeover, close."""
 
 from __future__ import annotations
 
@@ -168,6 +168,33 @@ def adapt(where: Where, **options: Any) -> Answer:
 
 
 @command
+def hold(where: Where) -> Answer:
+    """Have the servers wait for another scheduler when this one ends on purpose.
+
+    For a scheduler that is to be restarted at the same address: they wait as long as the setting dps.scheduler.grace
+    says, and answer clients meanwhile. Without this they end with a scheduler that gets SIGTERM.
+    """
+    with attached(where) as ps:
+        ps.hold()
+    return Answer({"held": ps.name}, [f"the servers of parameter server {ps.name!r} wait for the next scheduler"])
+
+
+@command
+@click.option("--force", is_flag=True, help="Go on without most of the servers that kept the journal")
+def takeover(where: Where, force: bool) -> Answer:
+    """Take over a parameter server whose scheduler has died.
+
+    A scheduler at the address of the one that died finds the servers that wait for it when a program attaches; this
+    command does nothing else, and waits until it has happened. --force is for servers that are too few to be sure that
+    none is missing: only after the old scheduler and the missing servers are gone for good, because rows that they
+    alone have are lost, and what is pushed to them, if they live.
+    """
+    with where.connect_when_up() as client, dps.ParameterServer.attach(client, where.name or "dps", force=force) as ps:
+        answer = ps.status()
+    return Answer(answer.to_dict(), [f"parameter server {ps.name!r} is up", servers_table(answer)])
+
+
+@command
 def close(where: Where) -> Answer:
     """Stop the servers.
 
@@ -178,7 +205,7 @@ def close(where: Where) -> Answer:
     return Answer({"closed": ps.name}, [f"parameter server {ps.name!r} is closed"])
 
 
-COMMANDS = [start, status, clocks, scale, retire, adapt, close]
+COMMANDS = [start, status, clocks, scale, retire, adapt, hold, takeover, close]
 
 
 def servers_table(answer: Status) -> TextTable:

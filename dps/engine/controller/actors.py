@@ -127,9 +127,9 @@ class ServerActors:
         await self.executor.run(self._procedures.start(servers, timeout))
         self._maintenance = asyncio.ensure_future(self.executor.run(self._procedures.maintain()))
 
-    async def follow(self, reports: Reports, ballot: Ballot) -> Journal:
+    async def follow(self, reports: Reports, ballot: Ballot, force: bool) -> Journal:
         """Have the servers that were there before this controller follow it; the journal, with their newest record."""
-        return await self.executor.run(follow(self._procedures, reports, ballot))
+        return await self.executor.run(follow(self._procedures, reports, ballot, force))
 
     async def resume(self, servers: int) -> None:
         """The servers that were taken up are those of this session: keep as many from now on."""

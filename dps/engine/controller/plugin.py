@@ -89,6 +89,7 @@ class Sessions(Mapping[str, Session]):
             "close_session": self.close_session,
             "returning": self.returning,
             "returned": self.returned,
+            "force_takeover": self.force_takeover,
             "workers": self.workers,
             "take_threads": self.take_threads,
             "release_threads": self.release_threads,
@@ -222,9 +223,19 @@ class Sessions(Mapping[str, Session]):
         await session.actors.take_up_late(server.number, server.worker, session.journal.recorder.ballot)
         return "known"
 
+    async def force_takeover(self, name: str) -> None:
+        """Take over, with the servers that are back, a parameter server whose scheduler has died."""
+        await self.takeovers.force(name, lambda: name in self._sessions and not self._sessions[name].recovering)
+
     async def release_servers(self) -> None:
-        """Tell all servers that the scheduler ends on purpose, so that their processes end, too (`server/hold.py`)."""
-        await asyncio.gather(*(session.actors.call_all("end_with_worker") for session in self._sessions.values()))
+        """Tell all servers that the scheduler ends on purpose (`server/hold.py`).
+
+        Their processes end, too, unless they are to wait for another scheduler.
+        """
+        sessions = self._sessions.values()
+        await asyncio.gather(
+            *(each.actors.call_all("await_restart" if each.on_hold else "end_with_worker") for each in sessions)
+        )
 
     async def workers(self, name: str = "") -> dict[str, object]:
         """The workers that can have servers: those with the resource dps (`dedicated`), or all where none has it."""

@@ -125,10 +125,8 @@ class Session:
             enabled=partial(config.flag, "rebalancing"),
         )
         self.content = self._content(copies, endpoint)
-        self.journal: SessionJournal | None = None  # None: servers end with their scheduler
-        if config.scheduler_grace() > 0:
-            parts = self.membership, self.runs, self.content
-            self.journal = SessionJournal(*parts, endpoint.now, ballot, in_endpoint, self.recovering)
+        self.journal = self._journal(ballot)
+        self.on_hold = False  # servers wait for another scheduler also when this one ends on purpose
         self._balancing: asyncio.Future | None = None  # lets shards follow the load
         self._scheduled: asyncio.Future | None = None  # takes checkpoints at intervals
         self._adapting: asyncio.Future | None = None  # follows the load
@@ -158,14 +156,21 @@ class Session:
             lambda: self.autoscaling.followed,
         )
 
+    def _journal(self, ballot: Ballot) -> SessionJournal | None:
+        """None: servers end with their scheduler."""
+        if config.scheduler_grace() == 0:
+            return None
+        parts = self.membership, self.runs, self.content
+        return SessionJournal(*parts, self.membership.endpoint.now, ballot, self.in_endpoint, self.recovering)
+
     def _on_report(self, server: int, report: ReceivedReport) -> None:
         """The monitor, which reads the membership and so is made after it, takes the reports of servers."""
         self.monitor.heartbeat(server, report)
 
-    async def take_over(self, reports: Reports, ballot: Ballot) -> None:
+    async def take_over(self, reports: Reports, ballot: Ballot, force: bool) -> None:
         """Go on with the parameter server of another controller, of which servers have come back."""
         assert self.journal is not None, "there is a grace, or no server would have come back"
-        journal = await self.actors.follow(reports, ballot)
+        journal = await self.actors.follow(reports, ballot, force)
         record = await self.carry_out(
             go_on(self.membership, self.interrupted_runs, self.content, journal, self.journal.take_over)
         )

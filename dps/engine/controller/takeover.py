@@ -38,6 +38,7 @@ class Takeovers:
         self._announced: dict[str, float] = {}  # parameter server -> when a server of it last said that it comes back
         self._reports: dict[str, dict[int, ReturnedServer]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._forced: set[str] = set()  # parameter servers to be taken over with the servers that are back
         self._clock = asyncio.get_running_loop().time
 
     def announce(self, name: str) -> None:
@@ -51,6 +52,14 @@ class Takeovers:
         if name not in self._tasks:
             self._tasks[name] = task = asyncio.create_task(self._run(name))
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def force(self, name: str, there: Callable[[], bool]) -> None:
+        """As `wait`; meanwhile the servers that are back are enough for a takeover, however few they are."""
+        self._forced.add(name)
+        try:
+            await self.wait(name, there)
+        finally:
+            self._forced.discard(name)
 
     def expects(self, name: str) -> bool:
         """Whether servers of that name are back, or come back."""
@@ -73,7 +82,8 @@ class Takeovers:
     async def _run(self, name: str) -> None:
         reports, new_name = self._reports[name], lambda: secrets.token_hex(8)
         try:
-            if await self._carry_out(take_over(name, reports, self._make, self._abandon, self._clock, new_name)):
+            makes, forced = (self._make, self._abandon), lambda: name in self._forced
+            if await self._carry_out(take_over(name, reports, *makes, self._clock, new_name, forced)):
                 self._announced.pop(name, None)
         finally:
             del self._reports[name]

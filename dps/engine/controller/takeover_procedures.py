@@ -57,7 +57,7 @@ Result = TypeVar("Result")
 class Attempt(Protocol):
     """A session that is made to take over: a `Session`, or what stands for one."""
 
-    def take_over(self, reports: Reports, ballot: Ballot) -> object:
+    def take_over(self, reports: Reports, ballot: Ballot, force: bool) -> object:
         """Have the servers follow that ballot, and go on from their newest record; may wait."""
         ...
 
@@ -72,19 +72,22 @@ def take_over(
     abandon: Callable[[Attempt], None],
     clock: Callable[[], float],
     new_name: Callable[[], str],
+    forced: Callable[[], bool] = lambda: False,
 ) -> Procedure[bool]:
     """Take over a parameter server as soon as enough of its servers have reported; whether that succeeded in time.
 
     `reports` grows meanwhile. `make` makes a session, to which servers can connect, and `abandon` undoes that.
-    `new_name` gives a controller a name by which its ballot differs from all others.
+    `new_name` gives a controller a name by which its ballot differs from all others. Where it is `forced`, any number
+    of servers is enough.
     """
     began, tried = clock(), 0
     while clock() - began < config.scheduler_grace():
         now = dict(reports)
-        if enough(now, clock() - began >= ALL_SECONDS):
+        force = forced()
+        if enough(now, clock() - began >= ALL_SECONDS) or (force and newest(now) is not None):
             tried = 1 + max(tried, *(report.followed[0] for report in now.values()))
             try:
-                yield from _attempt(now, make, abandon, Ballot(tried, new_name()))
+                yield from _attempt(now, make, abandon, Ballot(tried, new_name()), force)
             except Exception as error:
                 logger.warning("parameter server %r: it is not taken over yet: %s", name, error)
             else:
@@ -93,13 +96,15 @@ def take_over(
         yield Sleep(LOOK_SECONDS)
     logger.error(
         "parameter server %r was not taken over: servers %s are back, and too few of those that keep its journal "
-        "within %g s (dps.scheduler.grace)",
+        "within %g s (dps.scheduler.grace); `dask ps takeover --force` goes on with fewer",
         *(name, sorted(reports), config.scheduler_grace()),
     )
     return False
 
 
-def _attempt(reports: Reports, make: Make, abandon: Callable[[Attempt], None], ballot: Ballot) -> Procedure[None]:
+def _attempt(
+    reports: Reports, make: Make, abandon: Callable[[Attempt], None], ballot: Ballot, force: bool
+) -> Procedure[None]:
     record, of_servers = newest(reports), next(iter(reports.values())).secrets
     assert record is not None
     known = SessionRecord.decode(record.content)
@@ -108,13 +113,13 @@ def _attempt(reports: Reports, make: Make, abandon: Callable[[Attempt], None], b
         raise DPSError(f"servers {strangers} have other secrets than the record of parameter server {known.name!r}")
     session = make(known, of_servers, ballot)
     try:
-        yield Ask(session.take_over, (reports, ballot))
+        yield Ask(session.take_over, (reports, ballot, force))
     except BaseException:
         abandon(session)
         raise
 
 
-def follow(servers: ServerProcedures, reports: Reports, ballot: Ballot) -> Procedure[Journal]:
+def follow(servers: ServerProcedures, reports: Reports, ballot: Ballot, force: bool) -> Procedure[Journal]:
     """Have the servers follow this controller; the journal, in which the newest record is proposed."""
     name, journal = servers.membership.session, Journal(ballot)
     taking = tuple(_outcome(servers.take_up(n, report.worker, ballot)) for n, report in reports.items())
@@ -124,6 +129,8 @@ def follow(servers: ServerProcedures, reports: Reports, ballot: Ballot) -> Proce
             logger.warning("parameter server %r: server %d does not follow: %s", name, number, answer)
         else:
             journal.agreed(number, None if answer is None else record_of(answer))
+    if force and journal.proposed is None and journal.agreed_by_force() is not None:
+        logger.error("parameter server %r is taken over by force, with servers %s only", name, sorted(reports))
     if journal.proposed is None:
         raise ServerGoneError(
             f"too few servers of parameter server {name!r} follow this controller: {sorted(reports)} are back, and of "

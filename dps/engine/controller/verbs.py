@@ -56,6 +56,17 @@ async def retire(session: Session, *, server: int) -> None:
     await session.actors.retire(server)
 
 
+async def hold(session: Session) -> None:
+    """Have the servers wait for another scheduler when this one ends on purpose, as when it dies."""
+    if session.journal is None:
+        raise InputError(
+            f"the servers of parameter server {session.name!r} end with their scheduler, because dps.scheduler.grace "
+            f"is 0: set it on the scheduler and on all workers before these start"
+        )
+    session.on_hold = True
+    await session.in_endpoint(session.membership.note, "servers wait for another scheduler when this one ends")
+
+
 async def status(session: Session) -> bytes:
     """The state of the parameter server, with what its servers answer: a `Status`, encoded."""
     answers = await session.actors.call_all("status")
@@ -242,6 +253,7 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "scale": scale,
     "adapt": adapt,
     "retire": retire,
+    "hold": hold,
     "status": status,
     "snapshot": snapshot,
     "history": history,

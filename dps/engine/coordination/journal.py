@@ -240,6 +240,18 @@ class Journal:
         self.proposed = newest._replace(ballot=self.ballot)
         return self.proposed
 
+    def agreed_by_force(self) -> Record | None:
+        """Go on with those that follow, although they are too few: they alone keep the journal from here on.
+
+        It is safe only if the others, and the controller that they follow, are gone for good: that a person has said.
+        """
+        newest = newest_of(self._found.values())
+        if self.fenced or self.proposed is not None or self.committed is not None or newest is None:
+            return self.proposed
+        holders = frozenset(self._found)
+        self.proposed = Record(self.ballot, newest.number, holders, holders, newest.content)
+        return self.proposed
+
     def propose(self, content: bytes, holders: frozenset[int]) -> Record:
         """The next record to write, to `holders` and those before. The last one must be committed."""
         committed = self.committed

@@ -101,8 +101,10 @@ class DriverConnection:
             self.release()
             raise
 
-    def attach(self) -> None:
+    def attach(self, force: bool = False) -> None:
         try:
+            if force:
+                self.call("force_takeover")
             self._take(self.describe())
             self.attached = True
         except BaseException:

@@ -185,13 +185,18 @@ class ParameterServer:
         return self._connection.client()
 
     @classmethod
-    def attach(cls, client: DaskLike, name: str = "dps") -> ParameterServer:
+    def attach(cls, client: DaskLike, name: str = "dps", *, force: bool = False) -> ParameterServer:
         """Take up one that is running, from any process with a Dask client: after a notebook's kernel went away, say.
 
         Parameters
         ----------
         client : distributed.Client or cluster
         name : str
+        force : bool
+            Where its scheduler has died: take it over with the servers that are back, although most of those that kept
+            its journal are not. Shards whose copies were all on the others are lost, and so is what the others alone
+            knew. Only after you have seen to it that the old scheduler and the other servers are gone for good: if they
+            live, they go on by themselves, and what is pushed to them is lost.
 
         Returns
         -------
@@ -205,7 +210,7 @@ class ParameterServer:
         """
         check_name("parameter server", name)
         connection = DriverConnection(client, name)
-        connection.attach()
+        connection.attach(force)
         return cls.over(connection)
 
     @classmethod
@@ -1229,6 +1234,31 @@ class ParameterServer:
     def retire(self, server: int) -> None:
         """Empty one server and close it, while training goes on; another takes its place, if there is a worker."""
         self._connection.call("retire", server=server)
+
+    def hold(self) -> None:
+        """Have the servers outlive the next planned end of their scheduler, too: before it is restarted on purpose.
+
+        Servers outlive a scheduler that dies, for the time of the setting ``dps.scheduler.grace``, and wait for another
+        one at its address. They end with a scheduler that ends on purpose (SIGTERM, ``client.shutdown()``), unless this
+        was called before. It counts once: for the scheduler that is there now.
+
+        Raises
+        ------
+        InputError
+            The setting is 0, so servers end with their scheduler.
+
+        Examples
+        --------
+        >>> import dask
+        >>> with dask.config.set({"dps.scheduler.grace": "0 s"}):
+        ...     cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         ps.hold()
+        Traceback (most recent call last):
+        dps.errors.InputError: the servers of parameter server 'dps' end with their scheduler, because ...
+        >>> cluster.close()
+        """
+        self._connection.call("hold")
 
     # -- files
 

@@ -61,7 +61,7 @@ class Server:
     def __init__(self, session: str, number: int, secrets: tuple[str, str], controller: tuple[str, int]):
         worker = get_worker()
         self.session, self.number, self._secrets = session, number, (secrets[0], secrets[1])
-        self.released, self.claimed = False, True
+        self.released, self.awaits_restart, self.claimed = False, False, True
         self.checkpoint: str | None = None  # the last one in which it has taken part, in words
         self._saving = ""
         self._closing = Once(f"closing server {number}")
@@ -249,7 +249,7 @@ class Server:
         self.endpoint.call(self.reshardings.end_all)
         for table in [number for number in list(self.role.tables) if number not in tables]:
             self.endpoint.call(self.role.drop, table)
-        self.claimed = True
+        self.claimed, self.awaits_restart = True, False
 
     def returned(self, worker: str) -> bytes:
         """What a controller must know to take over: a `ReturnedServer`, encoded."""
@@ -262,6 +262,10 @@ class Server:
     def end_with_worker(self) -> None:
         """The scheduler ends on purpose: the server is not held, but ends with its worker."""
         self.released = True
+
+    def await_restart(self) -> None:
+        """The scheduler ends on purpose, and another one follows: the server is held this once."""
+        self.awaits_restart = True
 
     def close(self) -> None:
         self._closing(self._close)

@@ -48,6 +48,7 @@ class HoldableServer(Protocol):
     session: str
     number: int
     released: bool  # the controller has said that its scheduler ends on purpose: it is not held
+    awaits_restart: bool  # the controller has said that its scheduler is about to be started again: it is held
     claimed: bool  # a controller has it
 
     @property
@@ -81,7 +82,8 @@ class HoldPlugin(WorkerPlugin):
         self._scheduler = await scheduler_id(worker, ANSWER_SECONDS)
 
     async def teardown(self, worker: Worker) -> None:
-        loss = SchedulerLoss(time.monotonic(), self.grace, self._scheduler)
+        planned = any(server.awaits_restart for server in self._held())
+        loss = SchedulerLoss(time.monotonic(), self.grace, self._scheduler, planned)
         if loss.holds(len(self._held()), is_cut_off(worker)):
             try:
                 await self._hold(worker, loss)
@@ -181,7 +183,7 @@ class HoldPlugin(WorkerPlugin):
         return " and ".join(names) or "no server"
 
     def _log_end(self, loss: SchedulerLoss, found: str | None) -> None:
-        if found is not None and found == loss.lost:
+        if found is not None and found == loss.lost and not loss.planned:
             logger.warning("the scheduler lives and has removed this worker: %s ends", self._names())
             return
         for server in self._held():

@@ -289,11 +289,11 @@ class SimController:
         if self.journal is not None:
             self.journal.wait_for(self.journal.recorder.decide)
 
-    def take_over(self, reports: Reports, ballot: Ballot) -> None:
+    def take_over(self, reports: Reports, ballot: Ballot, force: bool) -> None:
         """Go on with the servers of another controller, as `Session.take_over` does."""
         assert self.journal is not None
         run, journal = self.executor.run, self.journal
-        found = run(follow(self.procedures, reports, ballot))
+        found = run(follow(self.procedures, reports, ballot, force))
         take = lambda found: journal.wait_for(functools.partial(journal.recorder.take, found))  # noqa: E731
         record = run(go_on(self.membership, InterruptedRuns(self.runs), journal.content, found, take))
         self.recovering = False
