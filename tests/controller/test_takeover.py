@@ -107,7 +107,11 @@ class World:
         self.servers = {name: {each.holder.number: each for each in some} for name, some in servers.items()}
         self.failures: list[BaseException] = []
         self.made: list[StandIn] = []
-        self.takeovers = Takeovers(self.make, self.abandon, Executor(None).run)
+        self.held: set[str] = set()  # parameter servers of which workers have brought servers
+        self.young = False  # the scheduler: such workers may still join
+        self.takeovers = Takeovers(
+            self.make, self.abandon, Executor(None).run, held=lambda: self.held, may_come=lambda: self.young
+        )
 
     def make(self, known, secrets, ballot):
         assert secrets == SECRETS
@@ -122,6 +126,7 @@ class World:
         """Servers report, where no session has taken over."""
         there = any(session.found is not None for session in self.active if session.name == name)
         for number in () if there else numbers:
+            self.held.add(name)
             self.takeovers.add(name, self.servers[name][number].report())
 
     @property
@@ -160,7 +165,6 @@ def quick(grace=GRACE):
         patch.setattr(takeover_procedures, "LOOK_SECONDS", 0.002)
         patch.setattr(takeover_procedures, "ALL_SECONDS", 0.02)
         patch.setattr(takeover, "LOOK_SECONDS", 0.002)
-        patch.setattr(takeover, "FIRST_SECONDS", 0.05)
         yield patch
 
 
@@ -424,31 +428,39 @@ def test_drivers_wait_for_servers_that_come_back():
         await world.takeovers.wait("ps", there)
         assert not there()
         assert not world.takeovers.expects("ps")
-        world.takeovers.announce("ps")
-        assert world.takeovers.expects("ps")
+        world.young = True
         waiting = asyncio.ensure_future(world.takeovers.wait("ps", there))
+        await world.rest()
+        world.held.add("ps")
+        world.young = False
+        assert world.takeovers.expects("ps")
         await world.rest()
         assert not waiting.done()
         world.report(0, 1, 2)
         await waiting
         assert there()
+        await world.over()
+        assert not world.takeovers.expects("ps"), "another of that name may begin when it is closed"
 
     with dask.config.set({"dps.timeouts.start": PATIENCE}):
         played(story, three())
 
 
-def test_a_server_that_has_announced_itself_and_never_comes_is_forgotten():
+def test_a_server_whose_worker_has_left_is_waited_for_no_more():
     async def story(world):
-        world.takeovers.announce("ps")
-        await world.takeovers.wait("ps", lambda: False)
-        assert not world.takeovers.expects("ps")
+        world.held.add("ps")
+        waiting = asyncio.ensure_future(world.takeovers.wait("ps", lambda: False))
+        await world.rest()
+        assert not waiting.done()
+        world.held.clear()
+        await waiting
 
-    played(story, three(), grace="80ms")
+    played(story, three())
 
 
 def test_no_driver_waits_for_longer_than_servers_may_take_to_start():
     async def story(world):
-        world.takeovers.announce("ps")
+        world.held.add("ps")
         with dask.config.set({"dps.timeouts.start": 0.02}):
             await world.takeovers.wait("ps", lambda: False)
         assert world.takeovers.expects("ps")

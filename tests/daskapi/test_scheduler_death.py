@@ -15,6 +15,8 @@ from distributed.protocol.pickle import dumps
 from servers import PATIENCE, wait_until
 from shell import Shell
 
+from dps.engine.daskapi.lost_scheduler import HELD, JOINING_SECONDS, held_names, may_be_joined
+
 QUIET = {"dashboard_address": ":0", "host": "127.0.0.1"}
 
 
@@ -95,15 +97,16 @@ def test_an_actor_outlives_its_worker_and_joins_the_next_scheduler():
                     assert await actor_call(worker, "old", "add") == 1, "the worker answers while it is held"
                 for callback in worker.periodic_callbacks.values():
                     callback.stop()
-                port = worker.port
+                port, told = worker.port, {"startup_information": {HELD: lambda _: ["one", "other"]}}
                 for listener in worker.listeners:
                     listener.stop()  # releases the port, for a worker whose port is fixed
                 async with (
-                    Worker(second.address, name="server", port=port, resources={"dps": 1}, **QUIET) as again,
+                    Worker(second.address, name="server", port=port, resources={"dps": 1}, **told, **QUIET) as again,
                     Client(second.address, asynchronous=True, set_as_default=False) as client,
                 ):
                     await within(client.submit(new_counter, actor=True, key="new", resources={"dps": 1}))
                     assert again.state.actors["new"] is counter
+                    assert held_names(second) == {"one", "other"}
                     assert await actor_call(again, "new", "add") == 2
                     assert os.path.isdir(worker.local_directory), "rows in files are there"
                     assert not hold.free.is_set()
@@ -115,6 +118,21 @@ def test_an_actor_outlives_its_worker_and_joins_the_next_scheduler():
             finally:
                 hold.free.set()
                 await worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_scheduler_knows_whether_its_port_was_asked_for_and_how_old_it_is():
+    async def main():
+        async with Scheduler(port=0, **QUIET) as any_port:
+            assert not may_be_joined(any_port)
+            port = any_port.port
+        async with Scheduler(port=port, **QUIET) as scheduler:
+            assert may_be_joined(scheduler)
+            scheduler.time_started -= JOINING_SECONDS
+            assert not may_be_joined(scheduler)
+        async with Scheduler(protocol="inproc", dashboard_address=":0") as local:
+            assert not may_be_joined(local)
 
     asyncio.run(main())
 

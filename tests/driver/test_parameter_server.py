@@ -394,7 +394,7 @@ def test_attach(cluster, client):
             ps.client().pull("w", [1])
 
 
-def test_whoever_starts_it_may_let_go(cluster, client):
+def test_whoever_starts_it_may_let_go(cluster, client, monkeypatch):
     ps = dps.ParameterServer(client, servers=2)
     ps.table("w")
     ps.client().push("w", [1], 5.0)
@@ -408,7 +408,10 @@ def test_whoever_starts_it_may_let_go(cluster, client):
         again.close()
         with pytest.raises(ClosedError, match=r"there are: none$"):
             dps.ParameterServer.attach(other)
-        with dask.config.set({"dps.scheduler.grace": "1 s"}), pytest.raises(ClosedError, match="not taken it over yet"):
+        # As if servers of it had outlived another scheduler.
+        monkeypatch.setattr(dps.engine.controller.plugin, "held_names", lambda scheduler: {"dps"})
+        short = dask.config.set({"dps.timeouts.start": 0.1})
+        with short, pytest.raises(ClosedError, match="not taken them over yet"):
             dps.ParameterServer.attach(other)
 
 

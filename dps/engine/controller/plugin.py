@@ -36,6 +36,7 @@ from dps.engine.controller.takeover import Takeovers
 from dps.engine.controller.verbs import DECISIONS, SESSION_VERBS
 from dps.engine.coordination.journal import Ballot
 from dps.engine.daskapi.cordon import Cordon
+from dps.engine.daskapi.lost_scheduler import held_names, may_be_joined
 from dps.engine.daskapi.processes import host_of, listening_tls, own_version
 from dps.engine.daskapi.protocols import DaskScheduler
 from dps.engine.daskapi.refusals import as_value
@@ -81,13 +82,18 @@ class Sessions(Mapping[str, Session]):
         self._announced: set[str] = set()  # machines whose overload an event has told: once for a cluster
         self._ending: dict[str, asyncio.Future[None]] = {}  # sessions that are being closed
         self.seating = Seating(scheduler, self.serving)
-        self.takeovers = Takeovers(self._make_again, self._abandon, Executor(self._in_endpoint).run)
+        self.takeovers = Takeovers(
+            self._make_again,
+            self._abandon,
+            Executor(self._in_endpoint).run,
+            held=lambda: held_names(scheduler),
+            may_come=lambda: config.scheduler_grace() > 0 and may_be_joined(scheduler),
+        )
         # What drivers ask of the controller beside SESSION_VERBS; `name` is the parameter server's.
         self._verbs: dict[str, Callable[..., Awaitable[object]]] = {
             "open": self.open,
             "describe": self.describe,
             "close_session": self.close_session,
-            "returning": self.returning,
             "returned": self.returned,
             "force_takeover": self.force_takeover,
             "workers": self.workers,
@@ -109,18 +115,18 @@ class Sessions(Mapping[str, Session]):
         if session is None:
             known = ", ".join(map(repr, sorted(self._sessions))) or "none"
             error = f"there is no parameter server named {name!r} in this cluster; there are: {known}"
-            if config.scheduler_grace() > 0:
+            if self.takeovers.expects(name):
                 error += (
-                    f". If its scheduler has died, this one has not taken it over yet: "
-                    f"dps.ParameterServer.attach(client, {name!r}) waits for that"
+                    f". Servers of it have outlived their scheduler, and this one has not taken them over yet: "
+                    f"dps.ParameterServer.attach(client, {name!r}) waits for that; where too few are back, and the "
+                    f"others are gone for good, `dask ps takeover --force` goes on without them"
                 )
             raise ClosedError(error)
         return session
 
     async def _opened(self, name: str) -> Session:
         """A parameter server that is up, or is taken over soon: then this waits for it."""
-        if name not in self._sessions and self.takeovers.expects(name):
-            await self.takeovers.wait(name, lambda: name in self._sessions)
+        await self.takeovers.wait(name, lambda: name in self._sessions)
         await self.session(name).opened.wait()
         return self.session(name)
 
@@ -159,8 +165,7 @@ class Sessions(Mapping[str, Session]):
         check_name("parameter server", name)
         while name in self._ending:
             await asyncio.wait([self._ending[name]])
-        if self.takeovers.expects(name):
-            await self.takeovers.wait(name, lambda: name in self._sessions)
+        await self.takeovers.wait(name, lambda: name in self._sessions)
         if name in self._sessions:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
@@ -185,8 +190,7 @@ class Sessions(Mapping[str, Session]):
 
         Where the servers outlive their scheduler, it also waits for those that come back to this one.
         """
-        if name not in self._sessions and config.scheduler_grace() > 0:
-            await self.takeovers.wait(name, lambda: name in self._sessions)
+        await self.takeovers.wait(name, lambda: name in self._sessions)
         await self.session(name).opened.wait()
         return await self._in_endpoint(self._describe, self.session(name))
 
@@ -202,11 +206,6 @@ class Sessions(Mapping[str, Session]):
     async def close_all(self) -> None:
         """End all parameter servers, because their cluster is about to close."""
         await asyncio.gather(*(self.close_session(name) for name in list(self._sessions)))
-
-    async def returning(self, name: str) -> None:
-        """A server that has outlived its scheduler is about to join this one."""
-        if name not in self._sessions:
-            self.takeovers.announce(name)
 
     async def returned(self, name: str, *, report: bytes) -> str:
         """A server that has outlived its scheduler has joined this one; `report` is a `ReturnedServer`, encoded.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from dps import config
@@ -18,14 +18,13 @@ from dps.engine.wire.journal_messages import ReturnedServer
 
 __all__ = ["Takeovers"]
 
-# Time for which a driver that attaches waits for a server that comes back, before any has announced itself.
-FIRST_SECONDS = 5.0
-
 
 class Takeovers:
     """The parameter servers that come back to this scheduler, by name.
 
-    `make` makes a session, to which servers can connect; `abandon` undoes that. `carry_out` runs a procedure.
+    `make` makes a session, to which servers can connect; `abandon` undoes that. `carry_out` runs a procedure. `held`
+    returns the parameter servers of which workers have brought servers, and `may_come` whether more such workers may
+    still join.
     """
 
     def __init__(
@@ -33,21 +32,19 @@ class Takeovers:
         make: Make,
         abandon: Callable[[Any], None],
         carry_out: Callable[[Procedure[bool]], Awaitable[bool]],
+        held: Callable[[], Collection[str]],
+        may_come: Callable[[], bool],
     ):
         self._make, self._abandon, self._carry_out = make, abandon, carry_out
-        self._announced: dict[str, float] = {}  # parameter server -> when a server of it last said that it comes back
+        self._held, self._may_come = held, may_come
+        self._over: set[str] = set()  # those that were taken over, or given up
         self._reports: dict[str, dict[int, ReturnedServer]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._forced: set[str] = set()  # parameter servers to be taken over with the servers that are back
         self._clock = asyncio.get_running_loop().time
 
-    def announce(self, name: str) -> None:
-        """A server is about to come back, so no other parameter server may take its name."""
-        self._announced[name] = self._clock()
-
     def add(self, name: str, report: ReturnedServer) -> None:
         """A server is back, which no session knows."""
-        self.announce(name)
         self._reports.setdefault(name, {})[report.number] = report
         if name not in self._tasks:
             self._tasks[name] = task = asyncio.create_task(self._run(name))
@@ -63,16 +60,12 @@ class Takeovers:
 
     def expects(self, name: str) -> bool:
         """Whether servers of that name are back, or come back."""
-        since = self._announced.get(name)
-        return name in self._tasks or (since is not None and self._clock() - since < config.scheduler_grace())
+        return name in self._tasks or (name in self._held() and name not in self._over)
 
     async def wait(self, name: str, there: Callable[[], bool]) -> None:
-        """Wait until the parameter server was taken over, if its servers come back; it is `there` then."""
-        began = self._clock()
-        while not there():
-            waited = self._clock() - began
-            if waited > config.seconds("start") or (waited > FIRST_SECONDS and not self.expects(name)):
-                return
+        """Wait until the parameter server was taken over, if its servers may come back; it is `there` then."""
+        until = self._clock() + config.seconds("start")
+        while not there() and (self.expects(name) or self._may_come()) and self._clock() < until:
             await asyncio.sleep(LOOK_SECONDS / 10)
 
     def stop(self) -> None:
@@ -83,7 +76,7 @@ class Takeovers:
         reports, new_name = self._reports[name], lambda: secrets.token_hex(8)
         try:
             makes, forced = (self._make, self._abandon), lambda: name in self._forced
-            if await self._carry_out(take_over(name, reports, *makes, self._clock, new_name, forced)):
-                self._announced.pop(name, None)
+            await self._carry_out(take_over(name, reports, *makes, self._clock, new_name, forced))
         finally:
+            self._over.add(name)
             del self._reports[name]

@@ -1,23 +1,37 @@
-"""A worker whose scheduler is lost: how to tell, and how its process joins another scheduler with another worker.
+"""A worker whose scheduler is lost: how to tell, how its process joins another one, and how that one knows of it.
 
 Dask's worker closes when the connection to its scheduler breaks; "Worker reconnection is not supported". While the
 teardown of a plugin waits, its process goes on. `server/hold.py` uses that.
 
+A scheduler has to know whether servers may come back to it, because a program that asks for a parameter server then has
+to wait. The worker with which a process joins says whose servers are in it. Processes look for a scheduler once a
+second, so after its first seconds all of them have joined. A scheduler at a port that was chosen for it follows none.
+
 What this file uses of Dask beside public names: `Worker.batched_stream.comm`, which is the connection to the scheduler,
-`Worker.periodic_callbacks`, and that `Worker.close` awaits plugins before it closes listeners and before `finished()`
-returns. `tests/daskapi/test_scheduler_death.py` fails when a release of distributed changes one of these.
+`Worker.periodic_callbacks`, that `Worker.close` awaits plugins before it closes listeners and before `finished()`
+returns, `Scheduler.time_started` and `Scheduler._start_address`. `tests/daskapi/test_scheduler_death.py` fails when a
+release of distributed changes one of these.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Collection
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
-from distributed.comm import get_address_host
+from distributed.comm import get_address_host, get_address_host_port
 
-__all__ = ["is_cut_off", "join_scheduler", "scheduler_id", "step_aside"]
+from dps.engine.daskapi.protocols import DaskScheduler
+
+__all__ = ["held_names", "is_cut_off", "join_scheduler", "may_be_joined", "scheduler_id", "step_aside"]
+
+# What a worker tells its scheduler under this name: the parameter servers of which it has servers.
+HELD = "dps-held"
+# Time in which all processes that wait for a scheduler have joined the one that was started.
+JOINING_SECONDS = 5.0
 
 
 def is_cut_off(worker: Worker) -> bool:
@@ -49,11 +63,24 @@ async def scheduler_id(worker: Worker, seconds: float) -> str | None:
     return str(answer["id"])
 
 
-async def join_scheduler(worker: Worker, plugin: WorkerPlugin, seconds: float) -> Worker:
+def held_names(scheduler: DaskScheduler) -> set[str]:
+    """The parameter servers of which workers have brought servers."""
+    return {name for worker in scheduler.workers.values() for name in worker.extra.get(HELD, ())}
+
+
+def may_be_joined(scheduler: DaskScheduler) -> bool:
+    """Whether processes may still join that wait for a scheduler at its address."""
+    addresses = [each for each in scheduler._start_address if not each.startswith("inproc://")]
+    asked_for = any(get_address_host_port(address, strict=False)[1] for address in addresses)
+    return asked_for and 0 <= time.time() - scheduler.time_started < JOINING_SECONDS
+
+
+async def join_scheduler(worker: Worker, plugin: WorkerPlugin, names: Collection[str], seconds: float) -> Worker:
     """Join the scheduler at the address of the worker's scheduler with another `Worker` like it, in this process.
 
     It has the same name, threads, resources, memory limit, nanny and security, and the same port if that is free. It
     has none of the preloads and executors of the old one, nor its tasks. `plugin` is added before it is registered.
+    `names` are the parameter servers of which the process has servers.
 
     Raises OSError, RuntimeError or TimeoutError if it has not joined within so many seconds.
     """
@@ -73,5 +100,6 @@ async def join_scheduler(worker: Worker, plugin: WorkerPlugin, seconds: float) -
         "death_timeout": seconds,
         "preload": [],
         "plugins": (plugin,),
+        "startup_information": {HELD: lambda _: sorted(names)},
     }
     return await Worker(worker.scheduler.address, **options)

@@ -5,7 +5,7 @@ Dask's own classes satisfy them. `cordon.py` uses more of the scheduler, and say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dask.typing import Key
@@ -71,6 +71,10 @@ class DaskWorker(Protocol):
     def resources(self) -> Mapping[str, float]: ...
 
     @property
+    def extra(self) -> Mapping[str, Collection[str]]:
+        """What it said when it joined, beside all that Dask knows."""
+
+    @property
     def processing(self) -> Collection[DaskTask]:
         """The tasks that are assigned to it."""
 
@@ -113,6 +117,14 @@ class DaskScheduler(DaskProcess, Protocol):
 
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """That client has gone."""
+
+    @property
+    def time_started(self) -> float:
+        """Seconds since 1970."""
+
+    @property
+    def _start_address(self) -> Sequence[str]:
+        """Where it was to listen; the port is 0 where any port would do."""
 
     def log_event(self, topic: str, msg: object) -> None:
         """Put an event into the scheduler's log."""

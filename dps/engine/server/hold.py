@@ -127,9 +127,8 @@ class HoldPlugin(WorkerPlugin):
 
     async def _try_to_join(self, worker: Worker, loss: SchedulerLoss) -> Worker | None:
         try:
-            for server in self._held():  # first, because a scheduler may start parameter servers where it finds workers
-                await call_controller(worker, ANSWER_SECONDS, "returning", server.session)
-            again = await join_scheduler(worker, self, min(loss.left(time.monotonic()), JOIN_SECONDS))
+            names = {server.session for server in self._held()}
+            again = await join_scheduler(worker, self, names, min(loss.left(time.monotonic()), JOIN_SECONDS))
         except (OSError, RuntimeError, ValueError, TimeoutError) as error:
             logger.warning("worker %s could not join the scheduler that has answered: %r", worker.name, error)
             return None
