@@ -93,7 +93,7 @@ def scheduler_grace() -> float:
     """``dps.scheduler.grace`` in seconds: for how long servers outlive their scheduler; 0: they end with it.
 
     >>> scheduler_grace()
-    0
+    600
     """
     return parse_timedelta(dask.config.get("dps.scheduler.grace"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib.util
@@ -66,6 +67,19 @@ DOWN = pytest.StashKey[bool]()
 MORE_SECONDS = 30.0
 # The fixtures of a failed test end within so many seconds, and so does what comes after the last test.
 LAST_SECONDS = 120.0
+
+
+# Tests of roles, and simulations, have no journal unless they ask for one: most are about rules that need none, and
+# schedules with it are others. All tests with a whole cluster, and all of the documentation, have the default.
+WITHOUT_JOURNAL = {"client", "controller", "coordination", "server", "simulator", "training", "wire"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def scheduler_grace(request):
+    with contextlib.ExitStack() as stack:
+        if request.path.parent.name in WITHOUT_JOURNAL:
+            stack.enter_context(dask.config.set({"dps.scheduler.grace": "0 s"}))
+        yield
 
 
 MARKS = {"spark": 0, "yarn": 0, "processes": 1}  # files with such tests come first, in this order

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 
+import dask
 from ahead_schedules import check_ahead
 from checkpoint_schedules import check_checkpoints
 from deletion_schedules import check_deletions
@@ -52,6 +53,12 @@ def show(kind: str, seed: int) -> int:
     return 0
 
 
+def prepare() -> None:
+    """In each process: no logs, and no journal but where schedules ask for it, as in the tests."""
+    logging.disable()
+    dask.config.set({"dps.scheduler.grace": "0 s"})
+
+
 def problem(job: tuple[str, int]) -> tuple[str, int, str | None]:
     """The schedule, and what is wrong in it or None."""
     kind, seed = job
@@ -66,7 +73,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--trace", type=int, metavar="SEED", help="print everything that happens in one schedule")
     arguments = parser.parse_args()
-    logging.disable()
+    prepare()
     if arguments.trace is not None:
         return show(arguments.kind or "faults", arguments.trace)
     began, failures = time.perf_counter(), 0
@@ -74,7 +81,7 @@ def main() -> int:
     kinds = EVERY if arguments.kind is None else {arguments.kind: 1}
     jobs = [(kind, seed) for seed in seeds for kind, every in kinds.items() if seed % every == 0]
     context = multiprocessing.get_context("spawn")
-    with context.Pool(arguments.jobs, logging.disable) as pool:
+    with context.Pool(arguments.jobs, prepare) as pool:
         for kind, seed, wrong in pool.imap_unordered(problem, jobs, CHUNK_SCHEDULES):
             if wrong is not None:
                 failures += 1

@@ -206,7 +206,9 @@ def by_shell(folder, scheduler=("-m", "dask"), server=("-m", "dask")):
 
 @pytest.mark.thorough
 @pytest.mark.processes
-def test_a_scheduler_that_dies(tmp_path):
+def test_a_scheduler_that_dies(tmp_path, monkeypatch):
+    """And none follows within the grace: servers end, and so does what waits, with an error."""
+    monkeypatch.setenv("DASK_DPS__SCHEDULER__GRACE", "2 s")
     limits = {"distributed.comm.timeouts.connect": "2 s", "dps.timeouts.connect": "2 s", "dps.timeouts.stop": "2 s"}
     with dask.config.set(limits), by_shell(tmp_path) as (client, scheduler, server, _):
         ps = dps.ParameterServer(client)
@@ -227,6 +229,7 @@ def test_a_scheduler_that_dies(tmp_path):
         scheduler.kill()
         waiting.join(30)
         assert [type(error) for error in errors] == [ControllerGoneError]
+        assert "has waited 2 s (dps.scheduler.grace)" in str(errors[0])
         assert "controller of parameter server 'dps'" in str(errors[0])
         trainer.close()
         with pytest.raises(ControllerGoneError):

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Collection
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
-from distributed.comm import get_address_host, get_address_host_port
+from distributed.comm import get_address_host
 
 from dps.engine.daskapi.protocols import DaskScheduler
 
@@ -70,8 +71,7 @@ def held_names(scheduler: DaskScheduler) -> set[str]:
 
 def may_be_joined(scheduler: DaskScheduler) -> bool:
     """Whether processes may still join that wait for a scheduler at its address."""
-    addresses = [each for each in scheduler._start_address if not each.startswith("inproc://")]
-    asked_for = any(get_address_host_port(address, strict=False)[1] for address in addresses)
+    asked_for = any(re.search(r":0*[1-9]\d*$", address) for address in scheduler._start_address)
     return asked_for and 0 <= time.time() - scheduler.time_started < JOINING_SECONDS
 
 
