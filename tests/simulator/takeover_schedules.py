@@ -320,7 +320,7 @@ def check_takeovers(seed: int) -> str:
     schedule = TakeoverSchedule.draw(seed)
     watch = Watch()
     faults = Faults(latency=schedule.latency, restart=0.3)
-    options = {"copies": schedule.copies, "faults": faults, "timeout": 300.0, "observers": [watch]}
+    options = {"copies": schedule.copies, "faults": faults, "timeout": 300.0, "journal": True, "observers": [watch]}
     with dask.config.set(SETTINGS), Simulation(schedule.seed, schedule.servers, 1, **options) as sim:
         watch.sim = sim
         try:

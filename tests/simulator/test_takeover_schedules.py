@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_trace_of_takeovers():
 def test_a_client_goes_on_while_the_first_attempts_fail():
     """Servers are bound to the controller that has just died, so that the next one has to try more than once."""
     long = SETTINGS | {"dps.timeouts.lease": "2s", "dps.timeouts.silence": "2.5s"}
-    with dask.config.set(long), Simulation(1, servers=3, trainers=1, copies=2, faults=Faults()) as sim:
+    with dask.config.set(long), Simulation(1, 3, 1, copies=2, faults=Faults(), journal=True) as sim:
         sim.table("w", dtype="int64")
         client = sim.client()
         client.push("w", np.arange(20), 1)

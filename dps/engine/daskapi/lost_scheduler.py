@@ -19,7 +19,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
@@ -71,7 +71,8 @@ def held_names(scheduler: DaskScheduler) -> set[str]:
 
 def may_be_joined(scheduler: DaskScheduler) -> bool:
     """Whether processes may still join that wait for a scheduler at its address."""
-    asked_for = any(re.search(r":0*[1-9]\d*$", address) for address in scheduler._start_address)
+    addresses: Sequence[str] = getattr(scheduler, "_start_address", ())  # the port is 0 where any one would do
+    asked_for = any(re.search(r":0*[1-9]\d*$", address) for address in addresses)
     return asked_for and 0 <= time.time() - scheduler.time_started < JOINING_SECONDS
 
 

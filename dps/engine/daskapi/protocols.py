@@ -5,7 +5,7 @@ Dask's own classes satisfy them. `cordon.py` uses more of the scheduler, and say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from dask.typing import Key
@@ -121,10 +121,6 @@ class DaskScheduler(DaskProcess, Protocol):
     @property
     def time_started(self) -> float:
         """Seconds since 1970."""
-
-    @property
-    def _start_address(self) -> Sequence[str]:
-        """Where it was to listen; the port is 0 where any port would do."""
 
     def log_event(self, topic: str, msg: object) -> None:
         """Put an event into the scheduler's log."""

@@ -256,6 +256,7 @@ class Network:
         self.wires: dict[SimWire, None] = {}
         self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []  # senders and receivers: no message arrives
         self.repeats = 0.0  # share of pushes that arrive twice
+        self.journal = False  # whether the controller keeps its decisions with the servers, for another scheduler
         self.keep_alive: float = DEAD_PEER_SECONDS  # until TCP's keep-alive reports that the peer's host is gone
         self.observers = list(observers)
         self.dump_piece, self.dump_rate = 1 << 20, 400e6  # to a joiner: bytes in a frame, bytes a second

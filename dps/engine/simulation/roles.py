@@ -182,7 +182,7 @@ class ToldResharding:
 class SimController:
     """The controller's roles without Dask's scheduler; `hire` makes the party of a server, given its number.
 
-    With the setting `dps.scheduler.grace` it keeps a journal. With a ballot, it is to take over the servers in
+    Where the network says so, it keeps a journal. With a ballot, it is to take over the servers in
     `processes`, instead of starting some; it listens at `address` then, where the one before did.
     """
 
@@ -254,7 +254,7 @@ class SimController:
             enabled=lambda: self.rebalances,
         )
         self._taking_up: set[int] = set()  # servers that have come back late
-        self.journal = self._keep_journal(ballot) if config.scheduler_grace() > 0 else None
+        self.journal = self._keep_journal(ballot) if network.journal else None
         self._begin(servers)
 
     def _begin(self, servers: int) -> None:

@@ -72,6 +72,10 @@ class Simulation:
         Virtual seconds after which a run is given up.
     dump : (int, float)
         How a server receives the rows of a shard that it joins: bytes in a frame, bytes a second.
+    journal : bool
+        Whether the controller has its decisions kept by the servers, so that another scheduler may take over
+        (:meth:`start_scheduler`), as where ``dps.scheduler.grace`` is not 0. With it, most of the servers that keep the
+        journal may not lose power at once.
     observers : sequence
         Objects with the methods of `dps.engine.simulation.observers.Observer`. The simulation calls them for each new
         table, each answer and each new primary.
@@ -108,33 +112,32 @@ class Simulation:
         compute: float = 0.0,
         timeout: float = 3600.0,
         dump: tuple[int, float] = (1 << 20, 400e6),
+        journal: bool = False,
         observers: Sequence[Observer] = (),
     ):
         if servers < 1 or trainers < 1:
             raise InputError(f"a simulation has at least one server and one trainer, not {servers} and {trainers}")
-        self.faults, self._timeout = faults or Faults(), timeout
+        self.faults, self._timeout, self._copies = faults or Faults(), timeout, copies
         self._world = World(seed)
         self._network = Network(self._world, self.faults.latency, self.faults.window, observers)
         self._network.repeats, self._network.keep_alive = self.faults.repeats, self.faults.keep_alive
         self._network.dump_piece, self._network.dump_rate = dump
+        self._network.journal = journal
         self.parties: dict[str, Party] = {}
         hire = lambda number: self._party(f"server-{number}")  # noqa: E731
         self._schedulers = SimSchedulers(self._network, self._party("controller"), hire, servers)
-        self._copies = copies
         self._disk: SimDisk | None = None
         self._autoscaling: AutoscalingProcedures | None = None
         names = [f"trainer-{n}" for n in range(trainers)]
         slow = {name: self._slowness() for name in names}
         self._ticket = Ticket(SESSION, self._controller.endpoint.address, SECRET)
-        hire_trainer = lambda name: self._party(name, slow[name])  # noqa: E731
-        self._actors = SimTrainers(self._network, hire_trainer, self._ticket, names, compute)
+        self._actors = SimTrainers(self._network, lambda n: self._party(n, slow[n]), self._ticket, names, compute)
         self._clients: list[SimClient] = []  # kept, because the garbage collector would close them at any moment
         self._submitted: list[Task] = []
         acts: dict[str, Callable[[random.Random], None]]
         acts = {"crashes": self._crash_one, "twins": self._actors.run_twice, "moves": self._change_servers}
-        acts |= {"disks": self._break_disk, "answers": self._lose_answers, "splits": self._split_one}
-        acts["merges"] = self._merge_one
-        acts["rebalances"] = self._change_loads
+        acts |= {"disks": self._break_disk, "answers": self._lose_answers, "rebalances": self._change_loads}
+        acts |= {"splits": self._split_one, "merges": self._merge_one}
         self._mischief = Mischief(self._network, self.faults, acts, lambda: self._controller.fragile())
         self._party("driver")
         while not self._controller.ready:
@@ -363,9 +366,11 @@ class Simulation:
     def start_scheduler(self) -> str:
         """Start another scheduler at the address of the first one; the name of its party.
 
-        Servers come back to it when they have lost theirs, and its controller takes over. That needs the setting
-        ``dps.scheduler.grace``. Runs do not outlive their controller.
+        Servers come back to it when they have lost theirs, and its controller takes over. That needs a `journal`. Runs
+        do not outlive their controller.
         """
+        if not self._network.journal:
+            raise InputError("without a journal no scheduler can take over: give Simulation journal=True")
         return self._schedulers.start(self._party).name
 
     @property
