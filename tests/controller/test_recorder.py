@@ -195,6 +195,66 @@ def test_a_wrong_recorder_is_noticed(wrong):
     assert_noticed(Recorder, *wrong, check)
 
 
+def check_force() -> None:
+    """Two of three servers vanish at once: nothing has an effect any more, until it is forced."""
+    world = JournalWorld(0)
+    world.holders, world.up = {n: RecordHolder(n) for n in range(3)}, {0, 1, 2}
+    world.controllers, world.bag = [controller := Decider(world, 1)], []
+    controller.recorder.begin(world.begin)
+    controller.recorder.force()  # too early: the record is on its way to those that are up
+    controller.recorder.tick()
+    while world.bag:
+        world.deliver(0, 0.0)
+    assert world.began
+    before = controller.recorder.journal.committed
+    controller.recorder.force()
+    assert controller.recorder.journal.committed is before, "nothing waits"
+    controller.decide()
+    world.up = {0}
+
+    def deliver_to_0():
+        for _ in range(10):
+            world.now += 1.0
+            controller.recorder.tick()
+            world.bag = [each for each in world.bag if not isinstance(each[2], KeptRecord) or each[1] == 0]
+            while world.bag:
+                world.deliver(0, 0.0)
+
+    deliver_to_0()
+    assert not world.effects, "one of three is no majority"
+    assert not controller.recorder.may_renew({0: 0.0}, 1.0)
+    controller.recorder.force()
+    deliver_to_0()
+    assert world.effects == [1]
+    assert controller.recorder.may_renew({0: 0.0}, 1.0)
+    assert controller.recorder.keepers == {0}
+    kept = Record.made(*msgspec.structs.astuple(world.holders[0].record))
+    assert Journal(Ballot(2, "another")).agreed(0, kept), "another controller needs the others no more"
+    controller.decide()
+    deliver_to_0()
+    assert world.effects == [1, 2]
+
+
+def test_a_controller_goes_on_by_force_without_servers_that_are_gone(caplog):
+    check_force()
+    assert "goes on by force, without servers [1, 2]" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new"),
+    [
+        (Recorder, "force", "and journal.proposed is not None ", ""),
+        (Recorder, "force", "self._send_all()", "pass"),
+        (Recorder, "force", "self._written.clear()", "pass"),
+        (Journal, "force", "self.proposed.number + 1", "self.proposed.number"),
+        (Journal, "force", "holders, holders, self", "holders, self.proposed.before, self"),
+    ],
+    ids=["nothing waits", "it is not sent", "counted as sent", "the number of before", "the old holders count"],
+)
+def test_a_wrong_force_of_a_journal_is_noticed(owner, name, old, new):
+    assert_noticed(owner, name, old, new, check_force)
+
+
 def test_leases_are_renewed_while_no_other_controller_can_have_been_made():
     world = JournalWorld(0)
     world.bag.clear()

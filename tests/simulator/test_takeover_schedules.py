@@ -61,6 +61,24 @@ def test_a_client_goes_on_while_the_first_attempts_fail():
         sim.rest()
 
 
+def test_a_controller_goes_on_by_force_when_most_servers_have_lost_power():
+    with Simulation(2, 3, 1, copies=3, journal=True) as sim:
+        sim.table("w", dtype="int64")
+        client = sim.client()
+        client.push("w", np.arange(20), 1)
+        sim.crash("server-1", silent=True)
+        sim.crash("server-2", silent=True)
+        sim.sleep(20.0)
+        recorder = sim._controller.journal.recorder
+        assert recorder.journal.proposed is not None, "the loss waits for a confirmation"
+        assert recorder.journal.committed.holders == {0, 1, 2}
+        sim._world.at(sim.now, sim.parties["controller"], recorder.force)
+        client.push("w", np.arange(20), 1)
+        assert client.pull("w", np.arange(20)).tolist() == [2] * 20
+        sim.sleep(20.0)
+        assert recorder.journal.committed.holders.isdisjoint({1, 2})
+
+
 # ---- wrong
 
 WRONG = {
@@ -95,7 +113,12 @@ WRONG = {
 }
 
 
+# Schedules that have shown these errors, and are rare: they are tried first.
+RARE = {"a table is dropped before its record": 866, "every answer renews a lease": 182}
+RARE |= {"clients take a stranger's word": 140}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_takeover_is_caught(monkeypatch, wrong):
-    assert_caught(monkeypatch, WRONG[wrong], check_takeovers, range(SCHEDULES))
+    assert_caught(monkeypatch, WRONG[wrong], check_takeovers, [RARE.get(wrong, 0), *range(SCHEDULES)])

@@ -186,8 +186,9 @@ def takeover(where: Where, force: bool) -> Answer:
 
     A scheduler at the address of the one that died finds the servers that wait for it when a program attaches; this
     command does nothing else, and waits until it has happened. --force is for servers that are too few to be sure that
-    none is missing: only after the old scheduler and the missing servers are gone for good, because rows that they
-    alone have are lost, and what is pushed to them, if they live.
+    none is missing, after the death of the scheduler or of most servers' machines: only after the old scheduler and the
+    missing servers are gone for good, because rows that they alone have are lost, and what is pushed to them, if they
+    live.
     """
     with where.connect_when_up() as client, dps.ParameterServer.attach(client, where.name or "dps", force=force) as ps:
         answer = ps.status()

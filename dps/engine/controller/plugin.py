@@ -223,7 +223,13 @@ class Sessions(Mapping[str, Session]):
         return "known"
 
     async def force_takeover(self, name: str) -> None:
-        """Take over, with the servers that are back, a parameter server whose scheduler has died."""
+        """Take over, with the servers that are back, a parameter server whose scheduler has died.
+
+        A parameter server of this scheduler goes on with the servers that are up, if its decisions wait for others.
+        """
+        session = self._sessions.get(name)
+        if session is not None and not session.recovering and session.journal is not None:
+            await self._in_endpoint(session.journal.recorder.force)
         await self.takeovers.force(name, lambda: name in self._sessions and not self._sessions[name].recovering)
 
     async def release_servers(self) -> None:

@@ -142,6 +142,16 @@ class Recorder:
         if self.journal is not None and self.journal.died(server):
             self._committed()
 
+    def force(self) -> None:
+        """If a record waits for servers that are gone for good: have those that are up keep the journal alone."""
+        journal, holders = self.journal, choose_holders(self._hosts(), ())
+        if journal is not None and journal.proposed is not None and not journal.fenced and holders:
+            gone = sorted((journal.proposed.holders | journal.proposed.before) - holders)
+            logger.error("parameter server %r goes on by force, without servers %s", self.session, gone)
+            journal.force(holders)
+            self._written.clear()
+            self._send_all()
+
     def tick(self) -> None:
         """To be called some times a second: holders change, and what got no answer is sent again."""
         if self.journal is None or self.journal.fenced:

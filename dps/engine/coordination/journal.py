@@ -262,6 +262,12 @@ class Journal:
         self.proposed = Record(self.ballot, committed.number + 1, holders, committed.holders, content)
         return self.proposed
 
+    def force(self, holders: frozenset[int]) -> None:
+        """Write the decision that is on its way anew, for these servers alone; it is safe as `agreed_by_force` is."""
+        assert self.proposed is not None
+        self.proposed = Record(self.ballot, self.proposed.number + 1, holders, holders, self.proposed.content)
+        self._written = set()
+
     def written(self, server: int, record: Record | None) -> bool:
         """A server keeps that record; returns whether it is committed by this, so that it may be acted on."""
         if record != self.proposed:

@@ -193,10 +193,11 @@ class ParameterServer:
         client : distributed.Client or cluster
         name : str
         force : bool
-            Where its scheduler has died: take it over with the servers that are back, although most of those that kept
-            its journal are not. Shards whose copies were all on the others are lost, and so is what the others alone
-            knew. Only after you have seen to it that the old scheduler and the other servers are gone for good: if they
-            live, they go on by themselves, and what is pushed to them is lost.
+            Go on although most of the servers that kept its journal are gone: after the death of its scheduler with
+            those that are back, or else with those that are up, if it waits for others. Shards whose copies were all on
+            the others are lost, and so is what the others alone knew. Only after you have seen to it that the other
+            servers, and an old scheduler, are gone for good: if they live, they may go on by themselves, and what is
+            pushed to them is lost.
 
         Returns
         -------
