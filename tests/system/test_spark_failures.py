@@ -12,9 +12,12 @@ import numpy as np
 import psutil
 import pytest
 import spark_programs as programs
+from background import in_thread
 from pyspark.ml.linalg import Vectors
 from servers import wait_until
+from shell import Shell
 from sparks import children, session, standalone
+from survivors import Survivors
 
 import dps
 from dps.errors import InputError
@@ -195,3 +198,29 @@ def test_an_executor_killed_while_a_model_is_fitted(spark, ps):
     assert 1 < known[0] < 149
     assert known.tolist() == list(range(known[0], 150))
     np.testing.assert_array_equal(model.loss_curve_[known[1] :], undisturbed.loss_curve_[known[1] :])  # one in part
+
+
+@pytest.mark.thorough
+def test_a_run_on_spark_outlives_the_scheduler_of_dask(spark, tmp_path):
+    """Its trainers wait for the next scheduler, and its driver finds it, also when its Dask client has given up."""
+    with Shell(tmp_path) as shell:
+        cluster = Survivors(shell)
+        with cluster.client(2) as first:
+            ps = dps.ParameterServer(first, servers=2)
+            ps.table("counts", rows=120, dtype="int64", copies=2)
+            client, go = ps.client(), tmp_path / "go"
+            rdd, how = spark.sparkContext.range(1000, numSlices=2), {"staleness": 1, "progress": False}
+            end = in_thread(ps.run, programs.count_slowly, rdd, args=("counts", str(go)), **how)
+            wait_until(lambda: client.pull("counts").sum() > 20)
+            first._timeout = 0.1  # of its attempts to connect again: as if the scheduler was away for longer
+            cluster.kill_scheduler()
+            wait_until(lambda: first.status == "closed")
+            cluster.start_scheduler()
+            before = client.pull("counts").sum()
+            wait_until(lambda: client.pull("counts").sum() > before + 20)
+            go.touch()
+            assert end() == [0, 0], "no trainer began again"
+            assert client.pull("counts").tolist() == [10] * 100 + [0] * 20
+            assert ps.dask_client is not first
+            ps.close()
+        first._loop_runner.stop()  # Dask leaves its thread running when a client has given up by itself

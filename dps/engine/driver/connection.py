@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,8 +14,10 @@ from typing import Any, TypeAlias
 import msgspec
 from distributed import Client as DaskClient
 from distributed import get_client
+from distributed.comm import get_address_host_port
 from distributed.deploy import Cluster
 
+from dps import config
 from dps.engine.client.client import Client
 from dps.engine.client.session import ClientSession
 from dps.engine.client.ticket import Ticket
@@ -34,6 +37,9 @@ __all__ = ["DaskLike", "DeferredConnection", "DriverConnection"]
 DaskLike: TypeAlias = DaskClient | Cluster | str | None  # a client, what one is made of, or None for the current one
 
 logger = logging.getLogger(__name__)
+
+# Pause before a request to a controller that is gone is made again.
+AGAIN_SECONDS = 1.0
 
 
 class DriverConnection:
@@ -86,6 +92,8 @@ class DriverConnection:
         except BaseException:
             self.release()
             raise
+
+        self._scheduler = self.scheduler_address()
 
     def start(self, servers: int, copies: int, timeout: float) -> None:
         """Start the parameter server; `timeout` in seconds."""
@@ -164,6 +172,35 @@ class DriverConnection:
         except (OSError, RuntimeError) as error:  # RuntimeError: the Dask client has given up, or was closed
             what = f"the scheduler did not answer dps_call({verb!r}): {error}"
             raise ControllerGoneError(f"{what}{self._remedy()}") from error
+
+    def call_patiently(self, verb: str, **fields: Any) -> Any:
+        """As `call`, about work that outlives the scheduler, as that of Spark's trainers does.
+
+        Where the scheduler is gone, another one at its address may take the parameter server over within the grace.
+        """
+        lost, until = False, time.monotonic() + self._grace
+        while True:
+            try:
+                if lost and self.dask_client.status == "closed":  # by itself: it looks for a scheduler for some seconds
+                    self._connect_again()
+                return self.call(verb, **fields)
+            except (DPSError, OSError) as error:
+                lost = lost or isinstance(error, ControllerGoneError)
+                waits = isinstance(error, (ControllerGoneError, ClosedError, OSError))
+                if self.closed or not (lost and waits) or time.monotonic() > until:
+                    raise
+            time.sleep(AGAIN_SECONDS)
+
+    def _connect_again(self) -> None:
+        old, address = self.dask_client, self._scheduler
+        # First, because a Dask client that finds no scheduler leaves a thread behind.
+        socket.create_connection(get_address_host_port(address), config.seconds("connect")).close()
+        self.dask_client = DaskClient(
+            address, security=old.security, set_as_default=False, timeout=config.seconds("connect")
+        )
+        if self._own_client:
+            close_client(old)
+        self._own_client = True
 
     def _remedy(self) -> str:
         """The end of an error, which tells the user what to do after the scheduler has died."""

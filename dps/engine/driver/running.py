@@ -29,11 +29,13 @@ def train(
     """Train in a new run, or go on with the one that was `restored`, and settle it at its end.
 
     Trainers that are tasks of Dask end with their scheduler. So what this driver asks of the controller names its term:
-    another controller refuses that, because another driver may resume the run there.
+    another controller refuses that, because another driver may resume the run there. Trainers on Spark wait for another
+    controller, and so does their driver.
     """
     client, ticket = connection.dask_client, connection.ticket
     of_servers = {server.worker for server in description.servers}
     on_spark, call = is_spark(data), functools.partial(connection.call, term=description.term)
+    asking = connection.call_patiently if on_spark else connection.call
     if columns is not None and on_spark:
         data = spark.chosen(data, columns)
     elif columns is not None:
@@ -42,7 +44,7 @@ def train(
         raise InputError("reassign=True is for Dask data: trainers cannot fetch each other's Spark partitions")
     try:
         if on_spark:
-            results = spark.launch(ticket, connection.call, function, data, options, restored)
+            results = spark.launch(ticket, connection.call, asking, function, data, options, restored)
         else:
             if in_memory(data):
                 going_on = restored if options.resume else None
@@ -56,5 +58,5 @@ def train(
                 call("settle", keep=False)
         raise
     if options.run is None:
-        connection.call("settle", keep=True)
+        asking("settle", keep=True)
     return results

@@ -215,6 +215,7 @@ def source(data: Data, trainers: int | None = None) -> Records:
 def launch(
     ticket: Ticket,
     call: Control,
+    call_patiently: Control,
     function: Callable,
     data: Data,
     options: RunOptions,
@@ -222,7 +223,8 @@ def launch(
 ) -> list[Result]:
     """Run `function` on trainers over Spark's data; what :meth:`dps.ParameterServer.run` does.
 
-    `call` reaches the controller; `restored` is what there is to go on with.
+    `call` reaches the controller, and `call_patiently` also one that takes over from it while the trainers are at work,
+    because these outlive the scheduler. `restored` is what there is to go on with.
     """
     where = source(data, options.count)
     count = where.partitions
@@ -241,7 +243,7 @@ def launch(
     work = None
 
     def seen() -> RunStatus:
-        return msgspec.msgpack.decode(call("progress", run=run), type=RunStatus)
+        return msgspec.msgpack.decode(call_patiently("progress", run=run), type=RunStatus)
 
     try:
         limit = f"{CHECK}.interval times maxFailures"
