@@ -122,7 +122,7 @@ def moved(ps: dps.ParameterServer, servers: int) -> Move:
     wait_for("move", begins, pause=0.003)
     processes = list(pids.values())
     began, cpu = time.monotonic(), _cpu(processes)
-    wait_for("end of the move", lambda: _is_over(ps, servers), pause=0.005)
+    wait_for("end of the move", lambda: _is_over(ps, servers), pause=0.05)
     ended, cpu = time.monotonic(), _cpu(processes) - cpu
     nbytes = min(before.values()) if servers == 1 else 0
     for _ in range(500):  # until a heartbeat has brought what the new server holds
