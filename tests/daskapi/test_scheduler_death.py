@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 from distributed import Client, Nanny, Scheduler, SchedulerPlugin, Worker, WorkerPlugin, wait
@@ -97,7 +98,8 @@ def test_an_actor_outlives_its_worker_and_joins_the_next_scheduler():
                     assert await actor_call(worker, "old", "add") == 1, "the worker answers while it is held"
                 for callback in worker.periodic_callbacks.values():
                     callback.stop()
-                port, told = worker.port, {"startup_information": {HELD: lambda _: ["one", "other"]}}
+                held = {"names": ["one", "other"], "until": time.time() + PATIENCE}
+                port, told = worker.port, {"startup_information": {HELD: lambda _: held}}
                 for listener in worker.listeners:
                     listener.stop()  # releases the port, for a worker whose port is fixed
                 async with (
@@ -107,6 +109,8 @@ def test_an_actor_outlives_its_worker_and_joins_the_next_scheduler():
                     await within(client.submit(new_counter, actor=True, key="new", resources={"dps": 1}))
                     assert again.state.actors["new"] is counter
                     assert held_names(second) == {"one", "other"}
+                    second.workers[again.address].extra[HELD]["until"] = time.time()
+                    assert not held_names(second), "they have waited for long enough"
                     assert await actor_call(again, "new", "add") == 2
                     assert os.path.isdir(worker.local_directory), "rows in files are there"
                     assert not hold.free.is_set()

@@ -29,10 +29,11 @@ from dps.engine.daskapi.protocols import DaskScheduler
 
 __all__ = ["held_names", "is_cut_off", "join_scheduler", "may_be_joined", "scheduler_id", "step_aside"]
 
-# What a worker tells its scheduler under this name: the parameter servers of which it has servers.
+# What a worker tells its scheduler under this name: the parameter servers of which it has servers, and until when they
+# wait for a controller, in seconds since 1970.
 HELD = "dps-held"
 # Time in which all processes that wait for a scheduler have joined the one that was started.
-JOINING_SECONDS = 5.0
+JOINING_SECONDS = 8.0
 
 
 def is_cut_off(worker: Worker) -> bool:
@@ -65,8 +66,9 @@ async def scheduler_id(worker: Worker, seconds: float) -> str | None:
 
 
 def held_names(scheduler: DaskScheduler) -> set[str]:
-    """The parameter servers of which workers have brought servers."""
-    return {name for worker in scheduler.workers.values() for name in worker.extra.get(HELD, ())}
+    """The parameter servers of which workers have brought servers that may still wait."""
+    held = [worker.extra[HELD] for worker in scheduler.workers.values() if HELD in worker.extra]
+    return {name for each in held if each["until"] > time.time() for name in each["names"]}
 
 
 def may_be_joined(scheduler: DaskScheduler) -> bool:
@@ -76,12 +78,14 @@ def may_be_joined(scheduler: DaskScheduler) -> bool:
     return asked_for and 0 <= time.time() - scheduler.time_started < JOINING_SECONDS
 
 
-async def join_scheduler(worker: Worker, plugin: WorkerPlugin, names: Collection[str], seconds: float) -> Worker:
+async def join_scheduler(
+    worker: Worker, plugin: WorkerPlugin, names: Collection[str], waits: float, seconds: float
+) -> Worker:
     """Join the scheduler at the address of the worker's scheduler with another `Worker` like it, in this process.
 
     It has the same name, threads, resources, memory limit, nanny and security, and the same port if that is free. It
     has none of the preloads and executors of the old one, nor its tasks. `plugin` is added before it is registered.
-    `names` are the parameter servers of which the process has servers.
+    `names` are the parameter servers of which the process has servers, which wait for so many seconds.
 
     Raises OSError, RuntimeError or TimeoutError if it has not joined within so many seconds.
     """
@@ -101,6 +105,6 @@ async def join_scheduler(worker: Worker, plugin: WorkerPlugin, names: Collection
         "death_timeout": seconds,
         "preload": [],
         "plugins": (plugin,),
-        "startup_information": {HELD: lambda _: sorted(names)},
+        "startup_information": {HELD: lambda _: {"names": sorted(names), "until": time.time() + waits}},
     }
     return await Worker(worker.scheduler.address, **options)

@@ -6,7 +6,7 @@ Dask's own classes satisfy them. `cordon.py` uses more of the scheduler, and say
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.typing import Key
 from distributed import Security
@@ -71,7 +71,7 @@ class DaskWorker(Protocol):
     def resources(self) -> Mapping[str, float]: ...
 
     @property
-    def extra(self) -> Mapping[str, Collection[str]]:
+    def extra(self) -> Mapping[str, Any]:
         """What it said when it joined, beside all that Dask knows."""
 
     @property

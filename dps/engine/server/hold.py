@@ -127,8 +127,8 @@ class HoldPlugin(WorkerPlugin):
 
     async def _try_to_join(self, worker: Worker, loss: SchedulerLoss) -> Worker | None:
         try:
-            names = {server.session for server in self._held()}
-            again = await join_scheduler(worker, self, names, min(loss.left(time.monotonic()), JOIN_SECONDS))
+            names, left = {server.session for server in self._held()}, loss.left(time.monotonic())
+            again = await join_scheduler(worker, self, names, left, min(left, JOIN_SECONDS))
         except (OSError, RuntimeError, ValueError, TimeoutError) as error:
             logger.warning("worker %s could not join the scheduler that has answered: %r", worker.name, error)
             return None
