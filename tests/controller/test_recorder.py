@@ -201,13 +201,14 @@ def check_force() -> None:
     world.holders, world.up = {n: RecordHolder(n) for n in range(3)}, {0, 1, 2}
     world.controllers, world.bag = [controller := Decider(world, 1)], []
     controller.recorder.begin(world.begin)
-    controller.recorder.force()  # too early: the record is on its way to those that are up
-    controller.recorder.tick()
+    first = controller.recorder.journal.proposed
+    assert controller.recorder.force()
+    assert controller.recorder.journal.proposed is first, "it is on its way to those that are up"
     while world.bag:
         world.deliver(0, 0.0)
     assert world.began
     before = controller.recorder.journal.committed
-    controller.recorder.force()
+    assert not controller.recorder.force()
     assert controller.recorder.journal.committed is before, "nothing waits"
     controller.decide()
     world.up = {0}
@@ -223,7 +224,8 @@ def check_force() -> None:
     deliver_to_0()
     assert not world.effects, "one of three is no majority"
     assert not controller.recorder.may_renew({0: 0.0}, 1.0)
-    controller.recorder.force()
+    assert controller.recorder.force()
+    assert len(world.bag) == 1, "it is sent at once, to one server"
     deliver_to_0()
     assert world.effects == [1]
     assert controller.recorder.may_renew({0: 0.0}, 1.0)
@@ -233,6 +235,8 @@ def check_force() -> None:
     controller.decide()
     deliver_to_0()
     assert world.effects == [1, 2]
+    controller.recorder.died(0)
+    assert controller.recorder.may_renew({}, 1.0), "a server that is dead follows no other controller"
 
 
 def test_a_controller_goes_on_by_force_without_servers_that_are_gone(caplog):
@@ -243,13 +247,23 @@ def test_a_controller_goes_on_by_force_without_servers_that_are_gone(caplog):
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
     [
-        (Recorder, "force", "and journal.proposed is not None ", ""),
+        (Recorder, "force", " or journal.proposed is None", ""),
+        (Recorder, "force", "if holders and gone:", "if holders:"),
+        (Recorder, "may_renew", "self.journal.dead", "()"),
         (Recorder, "force", "self._send_all()", "pass"),
         (Recorder, "force", "self._written.clear()", "pass"),
         (Journal, "force", "self.proposed.number + 1", "self.proposed.number"),
         (Journal, "force", "holders, holders, self", "holders, self.proposed.before, self"),
     ],
-    ids=["nothing waits", "it is not sent", "counted as sent", "the number of before", "the old holders count"],
+    ids=[
+        "nothing waits",
+        "nobody is gone",
+        "the dead may renew",
+        "it is not sent",
+        "counted as sent",
+        "the number of before",
+        "the old holders count",
+    ],
 )
 def test_a_wrong_force_of_a_journal_is_noticed(owner, name, old, new):
     assert_noticed(owner, name, old, new, check_force)

@@ -272,9 +272,35 @@ def check_force() -> None:
 
     (session,) = played(story, servers).active
     assert session.ballot.term == 2, "one attempt is enough"
+    assert session.found.content == record().content
     assert session.found == record(ballot=session.ballot, holders=[1])
     assert [server.holder.followed == session.ballot for server in servers] == [False, True, False]
     assert not session.found.has_majorities([0, 2]), "the others alone are no majority of its record"
+
+
+def check_force_waits() -> None:
+    """For servers that are about to come, and for the one with the newest record, which is bound for a while."""
+    servers = [Held(0).keep(record(2)), Held(1).keep(record(1)), Held(2)]
+    servers[0].bound = True
+
+    async def story(world):
+        forcing = asyncio.ensure_future(world.takeovers.force("ps", lambda: any(each.found for each in world.active)))
+        world.young = True
+        world.report(1)
+        await asyncio.sleep(0)
+        world.report(0)
+        await world.until(lambda: len(world.made) > 2)
+        assert not any(each.found for each in world.made), "without the newest record"
+        servers[0].bound = False
+        await world.over()
+        await forcing
+
+    (session,) = played(story, servers).active
+    assert (session.found.number, session.found.holders) == (2, {0, 1, 2})
+
+
+def test_force_waits_for_those_that_come():
+    check_force_waits()
 
 
 def test_one_server_is_enough_by_force(caplog):
@@ -286,16 +312,26 @@ def test_one_server_is_enough_by_force(caplog):
     ("owner", "name", "old", "new"),
     [
         (Takeovers, "force", "self._forced.discard(name)", "pass"),
-        (takeover_procedures, "take_over", "or (force and ", "or (True and "),
-        (takeover_procedures, "take_over", "or (force and ", "or (False and "),
+        (takeover_procedures, "take_over", "late and forced() and ", "late and "),
+        (takeover_procedures, "take_over", "late and forced() and ", "False and "),
         (takeover_procedures, "follow", "if force and ", "if False and "),
         (Journal, "agreed_by_force", "holders, holders, newest", "holders, newest.holders, newest"),
+        (Journal, "agreed_by_force", "newest[:2] < known[:2]", "False"),
+        (takeover_procedures, "take_over", "force = late and ", "force = "),
     ],
-    ids=["force lasts", "any number is enough", "force is not heard", "a majority is asked", "the old holders count"],
+    ids=[
+        "force lasts",
+        "any number is enough",
+        "force is not heard",
+        "a majority is asked",
+        "the old holders count",
+        "an older record is enough",
+        "it waits for no server",
+    ],
 )
 def test_a_wrong_force_is_noticed(owner, name, old, new, caplog, monkeypatch):
     monkeypatch.setattr(f"{__name__}.PATIENCE", 2.0)
-    assert_noticed(owner, name, old, new, check_force)
+    assert_noticed(owner, name, old, new, check_force, check_force_waits)
 
 
 def test_servers_with_other_secrets_are_refused(caplog):

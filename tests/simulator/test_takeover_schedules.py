@@ -90,9 +90,7 @@ WRONG = {
             "return bool(servers)",
         )
     ],
-    "a write counts at once": [
-        (Journal, "_commit", "not may_write(record.before, self._written, self._dead)", "False")
-    ],
+    "a write counts at once": [(Journal, "_commit", "not may_write(record.before, self._written, self.dead)", "False")],
     "the epoch is that of the controller": [(Membership, "resume", "max(self.epoch, record.epoch)", "self.epoch")],
     "the placement comes before its record": [(Announcements, "publish", "if recorder is None:", "if True:")],
     "the fence is forgotten": [

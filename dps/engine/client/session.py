@@ -493,7 +493,9 @@ class ClientSession:
             known = known or self._controller_channel is not None
             try:
                 return ask()
-            except (AccessDeniedError, ControllerGoneError):  # one that takes over later does not know the secret yet
+            except (AccessDeniedError, ControllerGoneError) as error:  # the secret is not known before a takeover
+                has_hung_up = isinstance(error, ControllerGoneError) and self._controller_channel is not None
+                known = known or has_hung_up
                 if self.closed or not known or self.now() > until:
                     raise
             self.check()

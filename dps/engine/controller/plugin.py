@@ -28,6 +28,7 @@ from dps import config
 from dps.engine.controller.announcements import ROUTE_TICKS
 from dps.engine.controller.executor import Executor
 from dps.engine.controller.failover import TICK_SECONDS
+from dps.engine.controller.journaling import FIRST_TERM
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.seating import Seating
 from dps.engine.controller.server_record import ServerRecord
@@ -59,6 +60,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Pause between two looks whether a journal goes on that was forced to.
+FORCE_SECONDS = 0.25
+# Longest time for telling servers that the scheduler ends: what ends it kills it after some more.
+RELEASE_SECONDS = 10.0
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
 RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease", frames.ORIGIN: "origin"}
 RUN_FRAMES |= {frames.AWAIT: "await_lowest"}
@@ -126,9 +131,20 @@ class Sessions(Mapping[str, Session]):
 
     async def _opened(self, name: str) -> Session:
         """A parameter server that is up, or is taken over soon: then this waits for it."""
-        await self.takeovers.wait(name, lambda: name in self._sessions)
-        await self.session(name).opened.wait()
+        session = await self._settled(name) or self.session(name)
+        await session.opened.wait()
         return self.session(name)
+
+    async def _settled(self, name: str) -> Session | None:
+        """The session of that name, if there is one: not an attempt to take over, because the next one may succeed."""
+        until = self._loop.time() + config.seconds("start")
+        while self._loop.time() < until:
+            await self.takeovers.wait(name, lambda: name in self._sessions)
+            session = self._sessions.get(name)
+            if session is None or not session.recovering:
+                return session
+            await session.opened.wait()
+        return self._sessions.get(name)
 
     async def call(self, verb: str, name: str, fields: dict[str, object]) -> object:
         """Do what a driver asks.
@@ -165,11 +181,16 @@ class Sessions(Mapping[str, Session]):
         check_name("parameter server", name)
         while name in self._ending:
             await asyncio.wait([self._ending[name]])
-        await self.takeovers.wait(name, lambda: name in self._sessions)
-        if name in self._sessions:
+        if await self._settled(name) is not None:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
                 f"{name!r}) uses it, another name starts another one"
+            )
+        if self.takeovers.expects(name):
+            raise NameInUseError(
+                f"servers of a parameter server named {name!r} have outlived their scheduler, and too few are back to "
+                f"be taken over: wait for the others, or go on without them (dask ps takeover --force); another name "
+                f"starts another one"
             )
         endpoint = self._listen()
         session = self._make(name, copies, endpoint, version=version)
@@ -190,12 +211,16 @@ class Sessions(Mapping[str, Session]):
 
         Where the servers outlive their scheduler, it also waits for those that come back to this one.
         """
-        await self.takeovers.wait(name, lambda: name in self._sessions)
-        await self.session(name).opened.wait()
-        return await self._in_endpoint(self._describe, self.session(name))
+        return await self._in_endpoint(self._describe, await self._opened(name))
 
-    async def close_session(self, name: str) -> None:
-        """End a parameter server: its servers stop, and its rows are gone. A later call waits for the first."""
+    async def close_session(self, name: str, *, taken_over: bool = True) -> None:
+        """End a parameter server: its servers stop, and its rows are gone. A later call waits for the first.
+
+        Not one that was `taken_over`, or is to be, where a driver gives up one that it wanted to start.
+        """
+        there = self._sessions.get(name)
+        if not taken_over and there is not None and (there.recovering or there.term > FIRST_TERM):
+            return
         session = self._sessions.pop(name, None)
         if session is not None:
             ending = self._ending[name] = asyncio.ensure_future(self._end(session))
@@ -217,7 +242,9 @@ class Sessions(Mapping[str, Session]):
             self.takeovers.add(name, server)
             return "waits"
         known = session.membership.servers.get(server.number)
-        if known is None or server.secrets != (session.secret, session.servers_secret) or session.journal is None:
+        if server.secrets != (session.secret, session.servers_secret):
+            return "waits"  # another parameter server has got its name: nothing is lost before the grace is over
+        if known is None or session.journal is None:
             return "refused"
         await session.actors.take_up_late(server.number, server.worker, session.journal.recorder.ballot)
         return "known"
@@ -227,9 +254,10 @@ class Sessions(Mapping[str, Session]):
 
         A parameter server of this scheduler goes on with the servers that are up, if its decisions wait for others.
         """
-        session = self._sessions.get(name)
+        session, until = self._sessions.get(name), self._loop.time() + config.seconds("request")
         if session is not None and not session.recovering and session.journal is not None:
-            await self._in_endpoint(session.journal.recorder.force)
+            while await self._in_endpoint(session.journal.recorder.force) and self._loop.time() < until:
+                await asyncio.sleep(FORCE_SECONDS)
         await self.takeovers.force(name, lambda: name in self._sessions and not self._sessions[name].recovering)
 
     async def release_servers(self) -> None:
@@ -238,9 +266,9 @@ class Sessions(Mapping[str, Session]):
         Their processes end, too, unless they are to wait for another scheduler.
         """
         sessions = self._sessions.values()
-        await asyncio.gather(
-            *(each.actors.call_all("await_restart" if each.on_hold else "end_with_worker") for each in sessions)
-        )
+        calls = [each.actors.call_all("await_restart" if each.on_hold else "end_with_worker") for each in sessions]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*calls), RELEASE_SECONDS)
 
     async def workers(self, name: str = "") -> dict[str, object]:
         """The workers that can have servers: those with the resource dps (`dedicated`), or all where none has it."""

@@ -142,15 +142,22 @@ class Recorder:
         if self.journal is not None and self.journal.died(server):
             self._committed()
 
-    def force(self) -> None:
-        """If a record waits for servers that are gone for good: have those that are up keep the journal alone."""
-        journal, holders = self.journal, choose_holders(self._hosts(), ())
-        if journal is not None and journal.proposed is not None and not journal.fenced and holders:
-            gone = sorted((journal.proposed.holders | journal.proposed.before) - holders)
+    def force(self) -> bool:
+        """If a record waits for servers that are gone for good: have those that are up keep the journal alone.
+
+        Returns whether a record is on its way.
+        """
+        journal = self.journal
+        if journal is None or journal.proposed is None or journal.fenced:
+            return False
+        keepers = journal.proposed.holders | journal.proposed.before
+        holders, gone = choose_holders(self._hosts(), keepers), sorted(keepers - self._hosts().keys())
+        if holders and gone:
             logger.error("parameter server %r goes on by force, without servers %s", self.session, gone)
             journal.force(holders)
             self._written.clear()
             self._send_all()
+        return True
 
     def tick(self) -> None:
         """To be called some times a second: holders change, and what got no answer is sent again."""
@@ -172,8 +179,8 @@ class Recorder:
         record = self.journal.committed or self.journal.proposed
         if self.journal.fenced or record is None:
             return False
-        alive = [server for server, seconds in heard.items() if seconds <= patience]
-        return may_write(record.holders, alive, ()) and may_write(record.before, alive, ())
+        alive, dead = [server for server, seconds in heard.items() if seconds <= patience], self.journal.dead
+        return may_write(record.holders, alive, dead) and may_write(record.before, alive, dead)
 
     def _go_on(self) -> None:
         """Propose the next record, if there is a reason and the last one is committed."""

@@ -83,8 +83,9 @@ def take_over(
     began, tried = clock(), 0
     while clock() - began < config.scheduler_grace():
         now = dict(reports)
-        force = forced()
-        if enough(now, clock() - began >= ALL_SECONDS) or (force and newest(now) is not None):
+        late = clock() - began >= ALL_SECONDS
+        force = late and forced() and newest(now) is not None  # not before, because others may be about to come
+        if force or enough(now, late):
             tried = 1 + max(tried, *(report.followed[0] for report in now.values()))
             try:
                 yield from _attempt(now, make, abandon, Ballot(tried, new_name()), force)
@@ -129,7 +130,7 @@ def follow(servers: ServerProcedures, reports: Reports, ballot: Ballot, force: b
             logger.warning("parameter server %r: server %d does not follow: %s", name, number, answer)
         else:
             journal.agreed(number, None if answer is None else record_of(answer))
-    if force and journal.proposed is None and journal.agreed_by_force() is not None:
+    if force and journal.proposed is None and journal.agreed_by_force(newest(reports)) is not None:
         logger.error("parameter server %r is taken over by force, with servers %s only", name, sorted(reports))
     if journal.proposed is None:
         raise ServerGoneError(

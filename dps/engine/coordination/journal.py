@@ -227,7 +227,7 @@ class Journal:
         self.fenced = False  # a server follows another controller: this one decides nothing any more
         self._found: dict[int, Record | None] = {}  # servers that follow this controller, with what they had
         self._written: set[int] = set()
-        self._dead: set[int] = set()
+        self.dead: set[int] = set()  # servers that died and never followed another controller
 
     def agreed(self, server: int, record: Record | None) -> Record | None:
         """A server follows this controller and had that record; returns the one to write, once enough do."""
@@ -240,14 +240,17 @@ class Journal:
         self.proposed = newest._replace(ballot=self.ballot)
         return self.proposed
 
-    def agreed_by_force(self) -> Record | None:
+    def agreed_by_force(self, known: Record | None) -> Record | None:
         """Go on with those that follow, although they are too few: they alone keep the journal from here on.
 
         It is safe only if the others, and the controller that they follow, are gone for good: that a person has said.
+        A server that keeps the newest record that is `known` has to be among them: it may still be bound.
         """
         newest = newest_of(self._found.values())
         if self.fenced or self.proposed is not None or self.committed is not None or newest is None:
             return self.proposed
+        if known is not None and newest[:2] < known[:2]:
+            return None
         holders = frozenset(self._found)
         self.proposed = Record(self.ballot, newest.number, holders, holders, newest.content)
         return self.proposed
@@ -277,7 +280,7 @@ class Journal:
 
     def died(self, server: int) -> bool:
         """A server died that was bound to this controller; returns as `written`."""
-        self._dead.add(server)
+        self.dead.add(server)
         return self._commit()
 
     def refused(self) -> None:
@@ -288,7 +291,7 @@ class Journal:
         record = self.proposed
         if record is None or self.fenced:
             return False
-        if not may_write(record.before, self._written, self._dead):
+        if not may_write(record.before, self._written, self.dead):
             return False
         self.committed, self.proposed, self._written = record, None, set()
         return True

@@ -93,7 +93,7 @@ class DriverConnection:
             self.release()
             raise
 
-        self._scheduler = self.scheduler_address()
+        self._scheduler = str(self.dask_client.scheduler.address)  # where it was found, and not what it says of itself
 
     def start(self, servers: int, copies: int, timeout: float) -> None:
         """Start the parameter server; `timeout` in seconds."""
@@ -105,7 +105,7 @@ class DriverConnection:
         except BaseException as error:
             if not isinstance(error, NameInUseError):  # that session belongs to another driver
                 with contextlib.suppress(Exception):
-                    self.call("close_session")
+                    self.call("close_session", taken_over=False)
             self.release()
             raise
 
@@ -164,7 +164,7 @@ class DriverConnection:
             answer = self._ask(verb, fields, callback_timeout)
             if answer is None:  # the scheduler is another one, to which Dask's client has connected again
                 self.dask_client.register_plugin(Controller(Server, Surfaces()))
-                self._take(msgspec.msgpack.decode(value(self._ask("describe", {})) or b"", type=Description))
+                self._take(self._found_again())
                 answer = self._ask(verb, fields, callback_timeout)
             return value(answer)
         except (DPSError, KeyboardInterrupt):
@@ -172,6 +172,12 @@ class DriverConnection:
         except (OSError, RuntimeError) as error:  # RuntimeError: the Dask client has given up, or was closed
             what = f"the scheduler did not answer dps_call({verb!r}): {error}"
             raise ControllerGoneError(f"{what}{self._remedy()}") from error
+
+    def _found_again(self) -> Description:
+        try:
+            return msgspec.msgpack.decode(value(self._ask("describe", {})) or b"", type=Description)
+        except ClosedError as error:
+            raise ControllerGoneError(f"the scheduler is another one{self._remedy()} ({error})") from error
 
     def call_patiently(self, verb: str, **fields: Any) -> Any:
         """As `call`, about work that outlives the scheduler, as that of Spark's trainers does.

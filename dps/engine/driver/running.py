@@ -55,7 +55,7 @@ def train(
     except BaseException:
         if options.run is None:
             with contextlib.suppress(DPSError):  # the run's own error counts
-                call("settle", keep=False)
+                (connection.call if on_spark else call)("settle", keep=False)
         raise
     if options.run is None:
         asking("settle", keep=True)

@@ -82,7 +82,8 @@ class HoldPlugin(WorkerPlugin):
         self._scheduler = await scheduler_id(worker, ANSWER_SECONDS)
 
     async def teardown(self, worker: Worker) -> None:
-        planned = any(server.awaits_restart for server in self._held())
+        # A scheduler without a controller that has the servers cannot say what its end means for them.
+        planned = any(server.awaits_restart or not server.claimed for server in self._held())
         loss = SchedulerLoss(time.monotonic(), self.grace, self._scheduler, planned)
         if loss.holds(len(self._held()), is_cut_off(worker)):
             try:
@@ -95,6 +96,9 @@ class HoldPlugin(WorkerPlugin):
 
     async def _hold(self, worker: Worker, loss: SchedulerLoss) -> None:
         step_aside(worker)
+        for server in self.servers:
+            if server.released and not server.closed:  # the process is held for others
+                await asyncio.to_thread(server.close)
         for server in self._held():
             server.claimed = False
         logger.warning(
