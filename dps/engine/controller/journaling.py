@@ -96,6 +96,12 @@ class SessionJournal:
         await self._in_endpoint(self._content.need_origins, count)
         await self.committed()
 
+    async def force(self) -> None:
+        """Have the servers that are up keep the journal alone, where it waits for others, until it waits no more."""
+        until = asyncio.get_running_loop().time() + config.seconds("request")
+        while await self._in_endpoint(self.recorder.force) and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(PROBE_SECONDS)
+
     async def wait_for(self, deciding: Callable[[Callable[[], object]], None]) -> None:
         """Call a function of the recorder in the endpoint's thread, and return when its effect takes place."""
         done, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -60,8 +60,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Pause between two looks whether a journal goes on that was forced to.
-FORCE_SECONDS = 0.25
 # Longest time for telling servers that the scheduler ends: what ends it kills it after some more.
 RELEASE_SECONDS = 10.0
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
@@ -131,20 +129,9 @@ class Sessions(Mapping[str, Session]):
 
     async def _opened(self, name: str) -> Session:
         """A parameter server that is up, or is taken over soon: then this waits for it."""
-        session = await self._settled(name) or self.session(name)
+        session = await self.takeovers.settled(name, self._sessions) or self.session(name)
         await session.opened.wait()
         return self.session(name)
-
-    async def _settled(self, name: str) -> Session | None:
-        """The session of that name, if there is one: not an attempt to take over, because the next one may succeed."""
-        until = self._loop.time() + config.seconds("start")
-        while self._loop.time() < until:
-            await self.takeovers.wait(name, lambda: name in self._sessions)
-            session = self._sessions.get(name)
-            if session is None or not session.recovering:
-                return session
-            await session.opened.wait()
-        return self._sessions.get(name)
 
     async def call(self, verb: str, name: str, fields: dict[str, object]) -> object:
         """Do what a driver asks.
@@ -181,7 +168,7 @@ class Sessions(Mapping[str, Session]):
         check_name("parameter server", name)
         while name in self._ending:
             await asyncio.wait([self._ending[name]])
-        if await self._settled(name) is not None:
+        if await self.takeovers.settled(name, self._sessions) is not None:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
                 f"{name!r}) uses it, another name starts another one"
@@ -250,23 +237,19 @@ class Sessions(Mapping[str, Session]):
         return "known"
 
     async def force_takeover(self, name: str) -> None:
-        """Take over, with the servers that are back, a parameter server whose scheduler has died.
-
-        A parameter server of this scheduler goes on with the servers that are up, if its decisions wait for others.
-        """
-        session, until = self._sessions.get(name), self._loop.time() + config.seconds("request")
-        if session is not None and not session.recovering and session.journal is not None:
-            while await self._in_endpoint(session.journal.recorder.force) and self._loop.time() < until:
-                await asyncio.sleep(FORCE_SECONDS)
-        await self.takeovers.force(name, lambda: name in self._sessions and not self._sessions[name].recovering)
+        """Go on with the servers that are back, or that are up where the scheduler is the same and waits for others."""
+        there = lambda: name in self._sessions and not self._sessions[name].recovering  # noqa: E731
+        if there() and (journal := self._sessions[name].journal) is not None:
+            await journal.force()
+        await self.takeovers.force(name, there)
 
     async def release_servers(self) -> None:
         """Tell all servers that the scheduler ends on purpose (`server/hold.py`).
 
         Their processes end, too, unless they are to wait for another scheduler.
         """
-        sessions = self._sessions.values()
-        calls = [each.actors.call_all("await_restart" if each.on_hold else "end_with_worker") for each in sessions]
+        verbs = {True: "await_restart", False: "end_with_worker"}
+        calls = [session.actors.call_all(verbs[session.on_hold]) for session in self._sessions.values()]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*calls), RELEASE_SECONDS)
 

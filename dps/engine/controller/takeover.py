@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Protocol, TypeVar
 
 from dps import config
 from dps.engine.controller.procedures import Procedure
@@ -17,6 +17,16 @@ from dps.engine.controller.takeover_procedures import LOOK_SECONDS, Make, take_o
 from dps.engine.wire.journal_messages import ReturnedServer
 
 __all__ = ["Takeovers"]
+
+
+class Opening(Protocol):
+    """A session, as far as its beginning goes."""
+
+    recovering: bool
+    opened: asyncio.Event  # set when it is up, or given up
+
+
+S = TypeVar("S", bound=Opening)
 
 
 class Takeovers:
@@ -49,6 +59,17 @@ class Takeovers:
         if name not in self._tasks:
             self._tasks[name] = task = asyncio.create_task(self._run(name))
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def settled(self, name: str, sessions: Mapping[str, S]) -> S | None:
+        """The session of that name, if there is one: no attempt that may fail, because the next one may succeed."""
+        until = self._clock() + config.seconds("start")
+        while self._clock() < until:
+            await self.wait(name, lambda: name in sessions)
+            session = sessions.get(name)
+            if session is None or not session.recovering:
+                return session
+            await session.opened.wait()
+        return sessions.get(name)
 
     async def force(self, name: str, there: Callable[[], bool]) -> None:
         """As `wait`; meanwhile the servers that are back are enough for a takeover, however few they are."""
