@@ -205,11 +205,9 @@ class Sessions(Mapping[str, Session]):
 
         Not one that was `taken_over`, or is to be, where a driver gives up one that it wanted to start.
         """
-        there = self._sessions.get(name)
-        if not taken_over and there is not None and (there.recovering or there.term > FIRST_TERM):
-            return
-        session = self._sessions.pop(name, None)
-        if session is not None:
+        session = self._sessions.get(name)
+        if session is not None and (taken_over or session.term == FIRST_TERM):
+            del self._sessions[name]
             ending = self._ending[name] = asyncio.ensure_future(self._end(session))
             ending.add_done_callback(lambda _: self._ending.pop(name))
         if name in self._ending:
