@@ -1241,7 +1241,8 @@ class ParameterServer:
 
         Servers outlive a scheduler that dies, for the time of the setting ``dps.scheduler.grace``, and wait for another
         one at its address. They end with a scheduler that ends on purpose (SIGTERM, ``client.shutdown()``), unless this
-        was called before. It counts once: for the scheduler that is there now.
+        was called before. It counts once, for the scheduler that is there now, and cannot be taken back. The scheduler
+        tells the servers when it ends, so servers that it does not reach at that moment may end with it.
 
         Raises
         ------
