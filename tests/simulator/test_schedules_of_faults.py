@@ -71,7 +71,7 @@ print(*(check_schedule(seed) for seed in range(20, 26)))
 @pytest.mark.thorough
 def test_the_same_seed_gives_the_same_trace_in_every_process():
     def run(hash_seed):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "DASK_DPS__SCHEDULER__GRACE": "0 s"}  # as here
         command = [sys.executable, "-c", SCRIPT]
         return subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout.split()
 
