@@ -99,7 +99,12 @@ class SessionJournal:
     async def force(self) -> None:
         """Have the servers that are up keep the journal alone, where it waits for others, until it waits no more."""
         until = asyncio.get_running_loop().time() + config.seconds("request")
-        while await self._in_endpoint(self.recorder.force) and asyncio.get_running_loop().time() < until:
+        while await self._in_endpoint(self.recorder.force):
+            if asyncio.get_running_loop().time() > until:
+                raise ServerGoneError(
+                    f"parameter server {self._membership.session!r} does not go on by force: its servers have not "
+                    f"confirmed what was decided within {config.limit('request')}; see `dask ps status`"
+                )
             await asyncio.sleep(PROBE_SECONDS)
 
     async def wait_for(self, deciding: Callable[[Callable[[], object]], None]) -> None:

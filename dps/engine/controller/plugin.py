@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Longest time for telling servers that the scheduler ends: what ends it kills it after some more.
+# Longest time for telling servers that the scheduler ends: a supervisor kills it some seconds after SIGTERM.
 RELEASE_SECONDS = 10.0
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
 RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease", frames.ORIGIN: "origin"}

@@ -47,7 +47,7 @@ class Takeovers:
     ):
         self._make, self._abandon, self._carry_out = make, abandon, carry_out
         self._held, self._may_come = held, may_come
-        self._over: set[str] = set()  # those that were taken over, or given up
+        self._over: set[str] = set()  # taken over by this scheduler, or given up: their names are free again
         self._reports: dict[str, dict[int, ReturnedServer]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._forced: set[str] = set()  # parameter servers to be taken over with the servers that are back

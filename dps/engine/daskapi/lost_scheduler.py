@@ -4,8 +4,9 @@ Dask's worker closes when the connection to its scheduler breaks; "Worker reconn
 teardown of a plugin waits, its process goes on. `server/hold.py` uses that.
 
 A scheduler has to know whether servers may come back to it, because a program that asks for a parameter server then has
-to wait. The worker with which a process joins says whose servers are in it. Processes look for a scheduler once a
-second, so after its first seconds all of them have joined. A scheduler at a port that was chosen for it follows none.
+to wait. The worker with which a process joins says whose servers are in it. Processes whose connection has broken look
+for a scheduler once a second, so after its first seconds they have joined. (Where a machine vanishes, no connection
+breaks for 30 s: these come later.) A scheduler at a port that was chosen for it follows none.
 
 What this file uses of Dask beside public names: `Worker.batched_stream.comm`, which is the connection to the scheduler,
 `Worker.periodic_callbacks`, that `Worker.close` awaits plugins before it closes listeners and before `finished()`
@@ -29,10 +30,10 @@ from dps.engine.daskapi.protocols import DaskScheduler
 
 __all__ = ["held_names", "is_cut_off", "join_scheduler", "may_be_joined", "scheduler_id", "step_aside"]
 
-# What a worker tells its scheduler under this name: the parameter servers of which it has servers, and until when they
-# wait for a controller, in seconds since 1970.
+# Under this name a worker tells its scheduler which parameter servers the servers in its process belong to, and until
+# when these wait for a controller, in seconds since 1970.
 HELD = "dps-held"
-# Time in which all processes that wait for a scheduler have joined the one that was started.
+# Time in which processes that wait for a scheduler have joined the one that was started.
 JOINING_SECONDS = 8.0
 
 

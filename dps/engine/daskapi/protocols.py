@@ -72,7 +72,7 @@ class DaskWorker(Protocol):
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What it said when it joined, beside all that Dask knows."""
+        """What the worker told the scheduler when it joined: the values of its `startup_information`, by name."""
 
     @property
     def processing(self) -> Collection[DaskTask]:

@@ -34,7 +34,8 @@ def train(
     """
     client, ticket = connection.dask_client, connection.ticket
     of_servers = {server.worker for server in description.servers}
-    on_spark, call = is_spark(data), functools.partial(connection.call, term=description.term)
+    on_spark = is_spark(data)
+    call = connection.call if on_spark else functools.partial(connection.call, term=description.term)
     asking = connection.call_patiently if on_spark else connection.call
     if columns is not None and on_spark:
         data = spark.chosen(data, columns)
@@ -44,7 +45,7 @@ def train(
         raise InputError("reassign=True is for Dask data: trainers cannot fetch each other's Spark partitions")
     try:
         if on_spark:
-            results = spark.launch(ticket, connection.call, asking, function, data, options, restored)
+            results = spark.launch(ticket, call, asking, function, data, options, restored)
         else:
             if in_memory(data):
                 going_on = restored if options.resume else None
@@ -55,7 +56,7 @@ def train(
     except BaseException:
         if options.run is None:
             with contextlib.suppress(DPSError):  # the run's own error counts
-                (connection.call if on_spark else call)("settle", keep=False)
+                call("settle", keep=False)
         raise
     if options.run is None:
         asking("settle", keep=True)
