@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import math
 import random
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.journal_messages import Granted, KeptRecord, SessionRecord
 from dps.engine.wire.messages import encode
+from dps.errors import ClosedError, ProtocolError
 
 SCHEDULES = 100
 STEPS = 400
@@ -292,7 +294,7 @@ class DyingController:
         return self.time
 
     def connect(self, address, session, secret, on_up, on_frame, on_end):
-        self.on_up, self.on_end = on_up, on_end
+        self.on_up, self.on_frame, self.on_end = on_up, on_frame, on_end
         return self
 
     def later(self, seconds, function, *args):
@@ -329,6 +331,16 @@ def lose_controller(grace):
     heartbeat.connect()
     endpoint.come_up()
     return endpoint, heartbeat
+
+
+def test_a_controller_that_closes_the_parameter_server_needs_no_warning(caplog):
+    """It answers so between the end of the parameter server and the end of its servers. Other errors are told."""
+    endpoint, _ = lose_controller("600s")
+    for error in (ClosedError("parameter server 's' was closed"), ProtocolError("no such frame")):
+        endpoint.on_frame(endpoint, Header(frames.ERROR), memoryview(frames.encode_error(error)))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "server 0: the controller answers with an error: no such frame"
+    ]
 
 
 def check_retries():

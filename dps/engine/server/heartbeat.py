@@ -28,7 +28,7 @@ from dps.engine.wire.frames import Header
 from dps.engine.wire.journal_messages import KeptRecord
 from dps.engine.wire.messages import FullServers, Placement, Serve, ServerFailed, decode, encode
 from dps.engine.wire.protocols import RoleEndpoint, RoleLink
-from dps.errors import FencedError, LeaseError, MovedError
+from dps.errors import ClosedError, FencedError, LeaseError, MovedError
 
 __all__ = ["HEARTBEAT_SECONDS", "Heartbeat"]
 
@@ -204,9 +204,10 @@ class Heartbeat:
                     self.bound_until = max(self.bound_until, sent + self._lease)
             self._learn_full(decode(FullServers, body).servers if len(body) else ())
         elif header.kind == frames.ERROR:
-            logger.warning(
-                "server %d: the controller answers with an error: %s", self.number, frames.decode_error(body)
-            )
+            error = frames.decode_error(body)
+            # The controller is about to stop this server where its parameter server was closed: that needs no warning.
+            level = logging.DEBUG if isinstance(error, ClosedError) else logging.WARNING
+            logger.log(level, "server %d: the controller answers with an error: %s", self.number, error)
 
     def _on_end(self, link: RoleLink) -> None:
         self.lease_until = 0.0  # the controller may have put another server in this one's place
