@@ -39,7 +39,7 @@ if __name__ == "__main__":
         lazy = da.map_blocks(scipy.sparse.csr_matrix, da.from_array(X.toarray(), chunks=(500, -1)))
         for method, passes in (("batch", 10), ("online", 5), ("gibbs", 40)):
             model = dps.models.LatentDirichletAllocation(
-                len(TOPICS), client=client, learning_method=method, max_iter=passes, random_state=0
+                len(TOPICS), client=client, learning_method=method, max_iter=passes, random_state=1
             ).fit(lazy)
             print(f"{method}: perplexity {model.perplexity(test):.2f}")
         shares = model.transform(lazy)  # lazy, as its documents are
