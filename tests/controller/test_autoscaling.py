@@ -17,6 +17,7 @@ from distributed import Client
 from failover_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noticing import assert_noticed
 from rich.console import Console
 from servers import PATIENCE, wait_until
 
@@ -148,6 +149,59 @@ def test_no_life_has_a_step_that_is_taken_back_at_once(rule, phases, servers):
                 calm = AutoscalingRule(rule.minimum, rule.maximum, rule.wait_count, rule.busy)
                 assert max(life(calm, after, [load] * (GROW_SAMPLES + 1))) <= after
         servers = numbers[-1]
+
+
+def life_on_a_cluster(rule, servers, loads):
+    """The numbers of servers and of their workers, look by look, where a cluster starts and ends the workers."""
+    workers, numbers = servers, [(servers, servers)]
+    for load in loads:
+        verdict = rule.decide(load._replace(servers=servers, spare=workers - servers))
+        assert verdict.servers <= workers, "a server starts on a worker that is there"
+        servers, workers = verdict.servers, verdict.workers
+        assert servers <= workers, "no worker ends that has a server"
+        numbers.append((servers, workers))
+    return numbers
+
+
+@given(RULES, LOADS, st.integers(1, 12))
+def test_workers_come_as_servers_need_them_and_go_when_none_does(rule, load, servers):
+    other = AutoscalingRule(rule.minimum, rule.maximum, rule.wait_count, rule.busy)
+    numbers = life_on_a_cluster(rule, servers, [load] * 2 * LONG)
+    assert numbers[-1] == (life(other, servers, [load] * LONG)[-1],) * 2, "as if there were workers without end"
+    for (_, fewer), (count, workers) in itertools.pairwise(numbers):
+        assert workers <= max(fewer, count + 1, rule.minimum, load.copies), "one more, unless the least is not there"
+    assert len({step > 0 for step in changes([workers for _, workers in numbers])}) <= 1, "under this load"
+
+
+def test_a_free_worker_stays_for_a_while():
+    rule = AutoscalingRule(1, 4, wait_count=3)
+    busy, idle = ServerLoad(1, busy=1.0), ServerLoad(1)
+    numbers = life_on_a_cluster(rule, 1, [busy] * 6 + [idle] * 9)
+    assert numbers[3:8] == [(1, 2), (2, 2), (2, 2), (2, 2), (2, 2)]
+    assert numbers[9:] == [(1, 2), (1, 2), (1, 2), (1, 1), (1, 1), (1, 1), (1, 1)]
+    hasty = AutoscalingRule(1, 4, wait_count=1)
+    assert [hasty.decide(ServerLoad(1, busy=1.0, spare=1)).workers for _ in range(GROW_SAMPLES)] == [2] * GROW_SAMPLES
+    assert life_on_a_cluster(AutoscalingRule(3, 4), 1, [idle] * 3) == [(1, 1), (1, 3), (3, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("decide", "load.spare if self._free_samples < self.wait_count else 0", "load.spare"),
+        ("decide", "if self._free_samples < self.wait_count", "if False"),
+        ("decide", "if load.spare and not grows", "if load.spare"),
+        ("decide", "self._more_samples > 0 and now < self.maximum", "self._more_samples > 0"),
+        ("_shortage", "if no_worker and lasts:", "if False:"),
+        ("_shortage", "if no_worker and lasts:", "if no_worker:"),
+        ("_change", "load.servers + load.spare", "load.servers"),
+    ],
+)
+def test_wrong_variants_of_workers(name, old, new):
+    checks = [
+        test_workers_come_as_servers_need_them_and_go_when_none_does,
+        test_a_free_worker_stays_for_a_while,
+    ]
+    assert_noticed(AutoscalingRule, name, old, new, *checks)
 
 
 def test_trainers_that_take_what_they_get():
@@ -458,11 +512,11 @@ def train(trainer, partitions):
 @pytest.mark.processes
 def test_servers_come_and_go_with_the_rows_while_training_stays_exact():
     with (
-        dps.LocalCluster(servers=2, trainers=1, threads_per_trainer=2, dashboard_address=None) as cluster,
+        dps.LocalCluster(servers=1, trainers=1, threads_per_trainer=2, dashboard_address=None) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client) as ps,
     ):
-        ps.adapt(1, 2, interval="100 ms", wait_count=3, busy=1, memory="8 MiB")
+        ps.adapt(1, 2, interval="100 ms", wait_count=3, busy=1, memory="8 MiB", cluster=cluster)
         ps.table("stop", rows=1, dtype="int64")
         ps.table("counts", dtype="int64", shards=4)
         results = []
@@ -477,11 +531,13 @@ def test_servers_come_and_go_with_the_rows_while_training_stays_exact():
         assert {chain[0] for chain in chains} == {0, 1}
         ps.drop_table("filler")
         wait_until(lambda: len(ps.status().servers) == 1)
+        wait_until(lambda: sorted(cluster.workers) == ["server-0", "trainer-0"])
         ps.client().push("stop", [0], [1])
         running.join()
         counts = ps.client().pull("counts", np.arange(100))
         assert np.array_equal(counts, np.sum(results, axis=0))
         said = [text for _, text in ps.status().events if text.startswith("adapt")]
+        assert "no worker is free for another" in said.pop(0), "before the cluster has started one"
         assert [text.split(", ")[0] for text in said] == ["adapt: 1 -> 2 servers", "adapt: 2 -> 1 servers"]
         assert "rows need more" in said[0]
         assert "fewer do" in said[1]

@@ -90,6 +90,8 @@ class AutoscalingProcedures:
         self.followed: AdaptRule | None = None  # rule that the driver gave
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
         self.why = ""  # the reason of the last decision
+        self.workers: int | None = None  # for servers, at the last decision
+        self.workers_wanted: int | None = None  # how many of them there should be
         self._rest = PlacementRest(membership, reports.now)
 
     def begin(self, followed: AdaptRule) -> Procedure[None]:
@@ -98,7 +100,8 @@ class AutoscalingProcedures:
         self.rule = AutoscalingRule(followed.minimum, most, followed.wait_count, followed.busy)
         self.followed = followed
         self.memory = followed.memory
-        self.why = "not looked yet"
+        self.why, self.workers = "not looked yet", None
+        self.workers_wanted = None
         return self.follow(self.rule, followed.interval)
 
     def end(self) -> AdaptRule | None:
@@ -114,7 +117,8 @@ class AutoscalingProcedures:
             return None
         limits = f"{rule.minimum} or more" if rule.maximum is None else f"{rule.minimum} to {rule.maximum}"
         text = f"adapt: {limits}, now {servers}: {why}"
-        return AdaptStatus(servers=servers, why=why, text=text, **msgspec.structs.asdict(rule))
+        status = AdaptStatus(servers=servers, why=why, text=text, **msgspec.structs.asdict(rule))
+        return msgspec.structs.replace(status, workers=self.workers, workers_wanted=self.workers_wanted)
 
     def follow(self, rule: AutoscalingRule, interval: float) -> Procedure[None]:
         """Follow the load until another rule, or none, is followed."""
@@ -142,7 +146,8 @@ class AutoscalingProcedures:
             rule.restart()
             return
         load = load._replace(limit=self.memory or self._limit(), spare=len(self._servers.spares()))
-        servers, self.why, announce = rule.decide(load)
+        servers, self.why, announce, self.workers_wanted = rule.decide(load)
+        self.workers = load.servers + load.spare
         if servers != load.servers:
             text = f"adapt: {load.servers} -> {servers} servers, {self.why}"
             yield InEndpoint(self.membership.note, (text, logging.INFO))

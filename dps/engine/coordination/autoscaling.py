@@ -5,6 +5,10 @@ how many servers it could fill by half. The number of servers grows while it is 
 while it is above the second. The range between the two prevents oscillation, because after a step in one direction the
 load does not yet ask for the opposite step. A step up comes soon (for memory after a single sample, because a server
 that runs out of memory dies), a step down comes late.
+
+Servers start on workers that are there. A decision also says how many workers there should be for servers, because a
+cluster may be able to start and end them: more of them where only a worker is missing for another server, and none that
+is free once no server has needed it for as long as a step down takes.
 """
 
 from __future__ import annotations
@@ -54,12 +58,13 @@ class ScalingDecision(NamedTuple):
     """The answer to one sample.
 
     `announce` says whether the reason goes to the log: the number changes, or servers are missing and no earlier
-    decision said so.
+    decision said so. `workers` is how many workers there should be on which servers run or could start.
     """
 
     servers: int
     why: str
     announce: bool
+    workers: int
 
 
 class AutoscalingRule:
@@ -71,7 +76,8 @@ class AutoscalingRule:
         How many servers at least and at most. The copies and the rows of the tables may need more than the maximum;
         then they get more.
     wait_count : int
-        Consecutive samples that ask for fewer servers before one server stops.
+        Consecutive samples that ask for fewer servers before one server stops; and that leave workers free before
+        there should be fewer of these.
     busy : float
         The fraction of its time that a server may work.
 
@@ -96,11 +102,12 @@ class AutoscalingRule:
         self.wait_count = wait_count
         self.busy = busy
         self._more_samples = self._fewer_samples = 0  # consecutive samples that ask for more servers, or for fewer
+        self._free_samples = 0  # consecutive samples in which some workers were free, and no server was to start there
         self._shortage_announced = False  # a decision has said that more servers are needed than can be had
 
     def restart(self) -> None:
         """Forget the samples so far, because servers or shards are moving and the next loads are not comparable."""
-        self._more_samples = self._fewer_samples = 0
+        self._more_samples = self._fewer_samples = self._free_samples = 0
 
     def decide(self, load: ServerLoad) -> ScalingDecision:
         """Take a sample and say how many servers there are to be."""
@@ -110,20 +117,23 @@ class AutoscalingRule:
         beyond = now > max(self.maximum, must)
         self._more_samples = self._more_samples + 1 if needed > now and not beyond else 0
         self._fewer_samples = self._fewer_samples + 1 if now > max(must, min(enough, self.maximum)) else 0
+        grows = self._more_samples > 0 and now < self.maximum
+        self._free_samples = self._free_samples + 1 if load.spare and not grows else 0
         self._shortage_announced &= needed > now
+        workers = now + (load.spare if self._free_samples < self.wait_count else 0)
         if self._more_samples:
             possible = min(self.maximum, now + load.spare)
             if now >= possible:
                 why = f"{why}; {needed} are needed, "
-                return self._shortage(now, why, no_worker=possible < self.maximum, urgent=must > now)
+                return self._shortage(load, why, possible < self.maximum, must > now, workers)
             if must > now:
                 cause = "rows need more" if now >= max(self.minimum, load.copies) else "there are to be more"
-                return self._change(int(min(max(now + 1, self.minimum), possible)), f"{cause}: {why}")
+                return self._change(load, int(min(max(now + 1, self.minimum), possible)), f"{cause}: {why}")
             if self._more_samples >= GROW_SAMPLES:
-                return self._change(now + 1, f"they are too busy: {why}")
+                return self._change(load, now + 1, f"they are too busy: {why}")
         elif self._fewer_samples and (self._fewer_samples >= self.wait_count or beyond):
-            return self._change(now - 1, f"{f'{self.maximum:g} is the maximum' if beyond else 'fewer do'}: {why}")
-        return ScalingDecision(now, why, False)
+            return self._change(load, now - 1, f"{f'{self.maximum:g} is the maximum' if beyond else 'fewer do'}: {why}")
+        return ScalingDecision(now, why, False, workers)
 
     def _needed(self, load: ServerLoad, fraction: float = 1.0) -> tuple[int, int]:
         """How many servers the copies and the rows need, and how many the work needs as well.
@@ -135,23 +145,26 @@ class AutoscalingRule:
         must = max(self.minimum, load.copies, rows)
         return must, max(must, work)
 
-    def _change(self, servers: int, why: str) -> ScalingDecision:
+    def _change(self, load: ServerLoad, servers: int, why: str) -> ScalingDecision:
         self.restart()
         self._shortage_announced = False
-        return ScalingDecision(servers, why, True)
+        return ScalingDecision(servers, why, True, load.servers + load.spare)
 
-    def _shortage(self, now: int, why: str, no_worker: bool, urgent: bool) -> ScalingDecision:
+    def _shortage(self, load: ServerLoad, why: str, no_worker: bool, urgent: bool, workers: int) -> ScalingDecision:
         """More servers are needed than can be had. That is announced once: for rows at once, for work when it lasts.
 
         Servers that are merely busy at the user's own maximum are not announced, because the user wants it so.
         """
+        now, lasts = load.servers, urgent or self._more_samples >= GROW_SAMPLES
         if no_worker:
             what = "and no worker is free for another: start one, dask worker ... --resources dps=1"
         else:
             what = f"and {self.maximum:g} is the maximum" + (": have it higher, ps.adapt(maximum=...)" * urgent)
-        announce = (urgent or (no_worker and self._more_samples >= GROW_SAMPLES)) and not self._shortage_announced
+        announce = (urgent or (no_worker and lasts)) and not self._shortage_announced
         self._shortage_announced |= announce
-        return ScalingDecision(now, why + what, announce)
+        if no_worker and lasts:
+            workers = int(min(max(now + 1, self.minimum, load.copies), self.maximum))
+        return ScalingDecision(now, why + what, announce, workers)
 
     def _why(self, load: ServerLoad) -> str:
         may = f"and may have {_mebibytes(load.limit)}" if math.isfinite(load.limit) else "without a known limit"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -21,6 +22,7 @@ from dps.engine.controller.plugin import Controller
 from dps.engine.daskapi.cordon import RESOURCE
 from dps.engine.deploy.interrupts import ignoring_interrupts
 from dps.engine.deploy.main_guard import check_main_guard
+from dps.engine.deploy.server_workers import too_few_are_free, workers_in_use
 from dps.engine.wire.once import Once
 from dps.errors import DPSError, InputError, InputTypeError
 
@@ -30,6 +32,8 @@ __all__ = ["LocalCluster"]
 Synced: TypeAlias = Any
 # Longest time that a nanny takes to close, and the time limit for closing parameter servers.
 CLOSE_SECONDS = 5.0
+# Pause between two looks at which workers still have servers.
+POLL_SECONDS = 0.1
 
 
 class LateMessages(logging.Filter):
@@ -58,8 +62,9 @@ class LocalCluster(SpecCluster):
     """A Dask cluster on this machine: some workers for servers, the others for trainers and all other tasks.
 
     The workers of servers are named ``server-0``, ``server-1``, ... and have the Dask resource ``dps``; those of
-    trainers are named ``trainer-0``, ... . Only trainers scale: ``cluster.scale(4)`` and ``cluster.adapt(minimum=1,
-    maximum=4)`` add and remove trainers and leave the servers alone, so ``scale(0)`` keeps the parameters.
+    trainers are named ``trainer-0``, ... . ``cluster.scale(4)`` and ``cluster.adapt(minimum=1, maximum=4)`` add and
+    remove workers for trainers and leave the servers alone, so ``scale(0)`` keeps the parameters.
+    ``cluster.scale_servers(3)`` adds and removes workers for servers.
 
     A script that starts worker processes must do so under ``if __name__ == "__main__":``, because each worker process
     imports the script.
@@ -164,6 +169,7 @@ class LocalCluster(SpecCluster):
         self._closing = Once("closing the cluster")
         servers_by_name = {f"server-{n}": {"cls": kind, "options": server} for n in range(servers)}
         self.server_names = frozenset(servers_by_name)
+        self._server_spec = {"cls": kind, "options": server}
         super().__init__(
             workers={**servers_by_name, **{f"trainer-{n}": trainer for n in range(trainers)}},
             scheduler=scheduler,
@@ -230,6 +236,56 @@ class LocalCluster(SpecCluster):
         return self.sync(in_loop)
 
     scale_up = scale  # the old name, which SpecCluster has as well
+
+    def scale_servers(self, n: int, timeout: float = 600) -> Synced:
+        """Change the number of workers for servers to `n`. Workers for trainers stay.
+
+        The parameter server starts and closes the servers on them. To grow, add workers, then call ``ps.scale(more)``.
+        To shrink, call ``ps.scale(fewer)``, then remove workers: this waits for workers that still have a server.
+        ``ps.adapt(..., cluster=cluster)`` does both as the load asks for it.
+
+        Parameters
+        ----------
+        n : int
+            The number of workers.
+        timeout : float
+            Seconds to wait until enough workers have no server.
+
+        Raises
+        ------
+        DPSError
+            Too many workers still have servers. Those that were free have gone.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     cluster.scale_servers(2)
+        ...     sorted(cluster.worker_spec)
+        ['server-0', 'server-1', 'trainer-0']
+        """
+        _check_counts(n=(n, 0))
+        return self.sync(self._scale_servers, n, timeout)
+
+    async def _scale_servers(self, n: int, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        while (surplus := len(self.server_names) - n) > 0:
+            free = sorted(self.server_names - await workers_in_use(self), key=_number, reverse=True)
+            self._set_servers(self.server_names.difference(free[:surplus]))
+            if len(free) < surplus:
+                if time.monotonic() > until:
+                    raise too_few_are_free(surplus - len(free), n, timeout)
+                await asyncio.sleep(POLL_SECONDS)
+        if surplus < 0:
+            unused = (name for k in itertools.count() if (name := f"server-{k}") not in self.worker_spec)
+            self._set_servers(self.server_names.union(itertools.islice(unused, -surplus)))
+
+    def _set_servers(self, names: frozenset[str]) -> None:
+        for name in self.server_names - names:
+            self.worker_spec.pop(name, None)
+        self.worker_spec.update(dict.fromkeys(names - self.server_names, self._server_spec))
+        self.server_names = names
+        assert self.loop is not None
+        self.loop.add_callback(self._correct_state)
 
     def _set_trainers(self, n: int) -> None:
         trainers = [name for name in self.worker_spec if name not in self.server_names]
@@ -321,6 +377,11 @@ class WithoutServers:
 
     def workers_to_close(self, **options: Any) -> list[str]:
         return Scheduler.workers_to_close(cast(Scheduler, self), **options)
+
+
+def _number(name: str) -> int:
+    """The number in the name of a worker for servers."""
+    return int(name.rpartition("-")[2])
 
 
 def _check_counts(**counts: tuple[int, int]) -> None:

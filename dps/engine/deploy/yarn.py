@@ -17,11 +17,12 @@ from distributed.deploy import Adaptive, Cluster
 
 from dps import config
 from dps.engine.deploy.local import Synced
+from dps.engine.deploy.server_workers import too_few_are_free, workers_in_use
 from dps.engine.deploy.yarn_application import Application
 from dps.engine.deploy.yarn_services import TrainersScheduler, find_scheduler, publish
 from dps.engine.deploy.yarn_specification import SCHEDULER, SERVER, WORKER, read_specification, skein, specification
 from dps.engine.wire.once import Once
-from dps.errors import DPSError, InputError, InputTypeError
+from dps.errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -34,8 +35,6 @@ __all__ = ["YarnCluster"]
 LISTEN = ("host", "port", "dashboard_address")
 # Pause between two requests for the list of containers.
 POLL_SECONDS = 0.2
-# Prefix of the Dask keys of servers' actors.
-ACTOR_PREFIX = "dps-server-"
 
 
 class YarnCluster(Cluster):
@@ -355,22 +354,13 @@ class YarnCluster(Cluster):
     async def _scale_servers(self, n: int, timeout: float) -> None:
         until = time.monotonic() + timeout
         while (surplus := await self._grow(SERVER, n)) > 0:
-            free = sorted(await self.refresh(SERVER) - await self._in_use(), key=_number, reverse=True)
+            free = sorted(await self.refresh(SERVER) - await workers_in_use(self), key=_number, reverse=True)
             await asyncio.to_thread(self._application.kill, free[:surplus])
             if len(free) >= surplus:
                 return
             if time.monotonic() > until:
-                raise DPSError(
-                    f"{surplus - len(free)} containers that are to go still hold servers after {timeout:g} s: have "
-                    f"fewer of those first, with ps.scale({n}), and let their shards move"
-                )
+                raise too_few_are_free(surplus - len(free), n, timeout)
             await asyncio.sleep(POLL_SECONDS)
-
-    async def _in_use(self) -> set[str]:
-        names = {address: info["name"] for address, info in self.scheduler_info["workers"].items()}
-        held = await self.scheduler_comm.has_what()
-        holders = [address for address, keys in held.items() if any(str(k).startswith(ACTOR_PREFIX) for k in keys)]
-        return {names.get(address, "") for address in holders}
 
     # -- the end
 

@@ -4,6 +4,7 @@
 parameter_server  ParameterServer: start, tables, run, status, checkpoint, close
 connection        a driver's connection to the controller, over Dask's control plane
 adaptive          how many servers a driver asks for
+worker_scaling    has a cluster start and end workers for servers
 archive           checkpoints, exports and reports, as the handle writes them
 running           ps.run and ps.resume_run, to the end of the run
 lazy              lazy stages on Dask collections

@@ -44,6 +44,7 @@ from dps.engine.driver.connection import DaskLike, DeferredConnection, DriverCon
 from dps.engine.driver.mapping import mapped
 from dps.engine.driver.running import train
 from dps.engine.driver.vocabularies import made_vocabulary
+from dps.engine.driver.worker_scaling import ScalableCluster, ServerWorkers, adapt_status, check_cluster
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
 from dps.engine.state.columns import Column, parts_of_table
@@ -116,6 +117,7 @@ class ParameterServer:
         if isinstance(copies, bool) or not isinstance(copies, int) or not 1 <= copies <= servers:
             raise InputError(f"copies is a whole number from 1 to the number of servers, {servers}, not {copies!r}")
         self._connection: Connection = DriverConnection(client, name)
+        self._server_workers = ServerWorkers()
         self._connection.start(servers, copies, config.seconds("start") if timeout is None else timeout)
 
     @classmethod
@@ -127,7 +129,7 @@ class ParameterServer:
         connection : DriverConnection or DeferredConnection
         """
         self = cls.__new__(cls)
-        self._connection = connection
+        self._connection, self._server_workers = connection, ServerWorkers()
         return self
 
     # -- what it is
@@ -1182,6 +1184,7 @@ class ParameterServer:
         """
         check_servers("servers", servers)
         self._connection.call("scale", servers=servers)
+        self._server_workers.close()
 
     def adapt(
         self,
@@ -1192,6 +1195,7 @@ class ParameterServer:
         wait_count: int | None = None,
         busy: float | None = None,
         memory: str | float | None = None,
+        cluster: ScalableCluster | None = None,
     ) -> None:
         """Let the number of servers follow the load, as ``cluster.adapt`` does with workers; :meth:`scale` ends it.
 
@@ -1217,12 +1221,16 @@ class ParameterServer:
         memory : str or float
             What one server may have in use, "4 GiB" or bytes. By default the limit that Dask has for its worker; where
             there is none, and here is none, rows do not count.
+        cluster : LocalCluster, YarnCluster or object with a method scale_servers(n)
+            It starts a worker where only that is missing for another server, and ends workers that have had no server
+            for `wait_count` looks. It does so as long as this handle is open in this program, as ``cluster.adapt``
+            does; servers follow the load after that, too. By default the workers for servers stay as they are.
 
         Examples
         --------
-        >>> with dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster:
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
         ...     with dps.ParameterServer(cluster) as ps:
-        ...         ps.adapt(minimum=1, maximum=2, memory="4 GiB")
+        ...         ps.adapt(minimum=1, maximum=2, memory="4 GiB", cluster=cluster)
         ...         ps.status().adapt.maximum
         ...         ps.scale(2)
         ...         ps.status().adapt
@@ -1230,7 +1238,9 @@ class ParameterServer:
         """
         given: Json = {"minimum": minimum, "maximum": maximum, "interval": interval}
         rule = adapt_rule(given | {"wait-count": wait_count, "busy": busy, "memory": memory})
+        check_cluster(cluster)
         self._connection.call("adapt", rule=msgspec.msgpack.encode(rule))
+        self._server_workers.follow(cluster, functools.partial(adapt_status, self._connection.call), rule.interval)
 
     def retire(self, server: int) -> None:
         """Empty one server and close it, while training goes on; another takes its place, if there is a worker."""
@@ -1525,6 +1535,7 @@ class ParameterServer:
 
     def detach(self) -> None:
         """Let go of the servers without stopping them: :meth:`attach` takes them up again, here or elsewhere."""
+        self._server_workers.close()
         self._connection.detach()
 
     def close(self) -> None:
@@ -1532,6 +1543,7 @@ class ParameterServer:
 
         Several threads may do so: one closes, and the others return when it has.
         """
+        self._server_workers.close()
         self._connection.close()
 
     def __reduce__(self) -> tuple[Callable[[str], ParameterServer], tuple[str]]:

@@ -470,6 +470,8 @@ class AdaptStatus(msgspec.Struct, frozen=True):
     wait_count: int | None = None  # decisions that must find too many servers before one leaves
     busy: float | None = None  # share of its time that a server may be at work
     memory: int | None = None  # bytes that a server may use
+    workers: int | None = None  # on which servers ran or could start, at the last decision; None: no decision yet
+    workers_wanted: int | None = None  # how many of them there should be
 
 
 class Status(msgspec.Struct, frozen=True):

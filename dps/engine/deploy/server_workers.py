@@ -1,0 +1,29 @@
+"""Which workers of a cluster have servers: a cluster that is to have fewer workers ends those that have none."""
+
+from __future__ import annotations
+
+from distributed.deploy import Cluster
+
+from dps.errors import DPSError
+
+__all__ = ["too_few_are_free", "workers_in_use"]
+
+# Prefix of the Dask keys of servers' actors.
+ACTOR_PREFIX = "dps-server-"
+
+
+async def workers_in_use(cluster: Cluster) -> set[str]:
+    """The names of the workers on which there is a server."""
+    names = {address: info["name"] for address, info in cluster.scheduler_info["workers"].items()}
+    assert cluster.scheduler_comm is not None, "the cluster is up"
+    held = await cluster.scheduler_comm.has_what()
+    holders = [address for address, keys in held.items() if any(str(k).startswith(ACTOR_PREFIX) for k in keys)]
+    return {names.get(address, "") for address in holders}
+
+
+def too_few_are_free(missing: int, wanted: int, seconds: float) -> DPSError:
+    """The error of a cluster whose workers did not become free in time, so that only `wanted` of them stay."""
+    return DPSError(
+        f"{missing} workers that are to go still hold servers after {seconds:g} s: have fewer servers first, with "
+        f"ps.scale({wanted}), and let their shards move"
+    )

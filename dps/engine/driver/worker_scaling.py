@@ -1,0 +1,105 @@
+"""Workers for servers that a cluster starts and ends, as the load asks for them.
+
+The controller decides how many servers there are, and says how many workers there should be for them
+(`coordination/autoscaling.py`). It cannot start any: the cluster object can, which lives in a program, as with Dask's
+own ``cluster.adapt``. So a thread of that program asks the controller at the interval at which this decides, and tells
+the cluster. Nothing else relies on the thread: without it servers come and go on the workers that there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from dps.engine.telemetry.snapshot import AdaptStatus, Status
+from dps.errors import ClosedError, InputTypeError
+
+__all__ = ["ScalableCluster", "ServerWorkers", "adapt_status", "check_cluster"]
+
+logger = logging.getLogger(__name__)
+
+JOIN_SECONDS = 5.0  # how long the end waits for a call of the cluster that is under way
+
+
+@runtime_checkable
+class ScalableCluster(Protocol):
+    """A cluster that can change the number of its workers for servers, such as `dps.LocalCluster`."""
+
+    def scale_servers(self, n: int) -> object:
+        """Have `n` workers for servers; of fewer, those stay that have a server."""
+        ...
+
+
+def check_cluster(cluster: object) -> None:
+    """Raise InputTypeError for what cannot start and end workers for servers; None stands for no cluster."""
+    if cluster is not None and not isinstance(cluster, ScalableCluster):
+        raise InputTypeError(
+            f"cluster={cluster!r} has no method scale_servers(n), which starts and ends workers for servers: give a "
+            "dps.LocalCluster, a dps.YarnCluster, or an object with this method"
+        )
+
+
+def adapt_status(call: Callable[[str], bytes]) -> AdaptStatus | None:
+    """What the controller has decided; None where the number of servers follows the load no more."""
+    return msgspec.msgpack.decode(call("status"), type=Status).adapt
+
+
+class ServerWorkers:
+    """Has a cluster follow what the controller says, in a thread. At first there is no cluster."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def follow(self, cluster: ScalableCluster | None, ask: Callable[[], AdaptStatus | None], interval: float) -> None:
+        """Have this cluster start and end workers from now on, in place of another one; None: no cluster.
+
+        Parameters
+        ----------
+        cluster : ScalableCluster, optional
+        ask : callable
+            What the controller has decided; None where the number of servers follows the load no more.
+        interval : float
+            Seconds between two questions.
+        """
+        self.close()
+        if cluster is not None:
+            self._closed = threading.Event()
+            arguments = cluster, ask, interval, self._closed
+            self._thread = threading.Thread(target=_follow, args=arguments, name="dps-server-workers", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Start and end workers no more; those that there are stay."""
+        self._closed.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(JOIN_SECONDS)
+
+
+def _follow(
+    cluster: ScalableCluster, ask: Callable[[], AdaptStatus | None], interval: float, closed: threading.Event
+) -> None:
+    failed = ""
+    while not closed.wait(interval):
+        try:
+            if (status := ask()) is None:
+                return
+            _tell(cluster, status)
+            failed = ""
+        except ClosedError:
+            return
+        except Exception as error:  # of the cluster, which may be any object, or because there is no scheduler
+            if (why := f"{type(error).__name__}: {error}") != failed:  # so that each failure is logged once
+                failed = why
+                logger.warning("the number of workers for servers stays, and is tried again: %s", why)
+
+
+def _tell(cluster: ScalableCluster, status: AdaptStatus) -> None:
+    if status.workers_wanted is not None and status.workers_wanted != status.workers:
+        logger.info("workers for servers: %s -> %d; %s", status.workers, status.workers_wanted, status.text)
+        cluster.scale_servers(status.workers_wanted)
