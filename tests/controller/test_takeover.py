@@ -482,6 +482,51 @@ def test_drivers_wait_for_servers_that_come_back():
         played(story, three())
 
 
+def check_attempts() -> None:
+    """A driver waits over attempts that fail, because the next one may succeed."""
+
+    async def story(world):
+        sessions: dict[str, SimpleNamespace] = {}
+
+        def attempt() -> SimpleNamespace:
+            sessions["ps"] = SimpleNamespace(recovering=True, opened=asyncio.Event())
+            return sessions["ps"]
+
+        world.held.add("ps")
+        waiting = asyncio.ensure_future(world.takeovers.settled("ps", sessions))
+        for _ in range(2):
+            failed = attempt()
+            await world.rest()
+            assert not waiting.done()
+            del sessions["ps"]
+            failed.opened.set()
+            await world.rest()
+            assert not waiting.done(), "its servers are still there"
+        found = attempt()
+        found.recovering = False
+        found.opened.set()
+        assert await waiting is found
+        assert await world.takeovers.settled("other", sessions) is None
+
+    with dask.config.set({"dps.timeouts.start": PATIENCE}):
+        played(story, three())
+
+
+def test_drivers_wait_over_attempts_that_fail():
+    check_attempts()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if session is None or not session.recovering", "if True"),
+        ("await session.opened.wait()", "return None"),
+    ],
+)
+def test_a_driver_that_does_not_wait_for_the_next_attempt_is_noticed(old, new):
+    assert_noticed(Takeovers, "settled", old, new, check_attempts)
+
+
 def test_a_server_whose_worker_has_left_is_waited_for_no_more():
     async def story(world):
         world.held.add("ps")

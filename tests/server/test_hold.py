@@ -13,6 +13,7 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, Scheduler, Worker
+from noticing import assert_noticed
 from servers import PATIENCE, wait_until
 from shell import Shell
 from survivors import Survivors
@@ -45,11 +46,16 @@ class FakeServer:
 
 
 @contextlib.asynccontextmanager
-async def cut_off(monkeypatch, grace=PATIENCE, server=None, known=True):
-    """A worker with a server whose connection breaks; where its scheduler is not `known`, it is taken for a new one."""
+async def cut_off(monkeypatch, grace=PATIENCE, server=None, known=True, released=None):
+    """A worker with a server whose connection breaks; where its scheduler is not `known`, it is taken for a new one.
+
+    Its process also has a server that the controller has `released`, if one is given.
+    """
     monkeypatch.setattr(hold, "LOOK_SECONDS", 0.1)
     plugin = HoldPlugin(grace)
-    plugin.add(FakeServer() if server is None else server)
+    for each in (FakeServer() if server is None else server, released):
+        if each is not None:
+            plugin.add(each)
     async with Scheduler(port=0, **QUIET) as scheduler:
         worker = await Worker(
             scheduler.address, name="server", nthreads=1, resources={"dps": 1}, plugins=[plugin], **QUIET
@@ -58,6 +64,8 @@ async def cut_off(monkeypatch, grace=PATIENCE, server=None, known=True):
             assert plugin._scheduler == scheduler.id
             if not known:
                 plugin._scheduler = "Scheduler-that-died"
+            if released is not None:
+                released.released = True
             for stream in list(scheduler.stream_comms.values()):
                 stream.comm.abort()
             yield scheduler, worker, plugin
@@ -164,6 +172,60 @@ def test_nothing_is_held_that_is_not_to_be_held(monkeypatch, how, caplog):
             assert "has lost its scheduler" not in caplog.text
 
     asyncio.run(main())
+
+
+def check_released() -> None:
+    """A process that is held for one server does not keep another one that its controller has released."""
+
+    async def main():
+        held, released = FakeServer(0), FakeServer(1)
+        with pytest.MonkeyPatch.context() as patch:
+            async with cut_off(patch, server=held, known=False, released=released) as (scheduler, _, plugin):
+                await until(lambda: scheduler.workers and not held.claimed)
+                assert released.closed
+                assert not held.closed
+                assert [each.number for each in plugin.servers if not each.closed] == [0]
+
+    asyncio.run(main())
+
+
+def check_second_end() -> None:
+    """A scheduler that ends before its controller has taken the servers over has not removed their worker on purpose:
+    it could not say what its end means for them."""
+
+    async def main():
+        server = FakeServer()
+        server.claimed = False
+        with pytest.MonkeyPatch.context() as patch:
+            async with cut_off(patch, server=server) as (_, worker, _):
+                await until(lambda: worker.status.name == "closing")
+                with pytest.raises(TimeoutError):  # it waits for another scheduler
+                    await asyncio.wait_for(worker.finished(), 2.0)
+                assert not server.closed
+
+    asyncio.run(main())
+
+
+def test_a_released_server_does_not_stay_in_a_process_that_is_held_for_another():
+    check_released()
+
+
+def test_servers_outlive_a_second_end_before_they_are_taken_over():
+    check_second_end()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "check"),
+    [
+        ("_hold", "server.released and not server.closed", "False", check_released),
+        ("_hold", "if server.released and not server.closed", "if not server.closed", check_released),
+        ("teardown", "server.awaits_restart or not server.claimed", "server.awaits_restart", check_second_end),
+    ],
+)
+def test_a_wrong_hold_is_noticed(name, old, new, check):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("test_hold.PATIENCE", 3.0)
+        assert_noticed(HoldPlugin, name, old, new, check)
 
 
 def plugins_of(client: Client) -> set[str]:
