@@ -312,6 +312,65 @@ def test_a_server_that_refuses_for_ever_is_asked_now_and_then():
 
 
 @contextlib.contextmanager
+def insisting(client):
+    """Notes when the session insists on an answer of the controller, which nothing else gives it."""
+    insisted, session = [], client.session
+    fetch = session.fetch_route
+    session.renew_route = lambda: None
+    session.fetch_route = lambda: (insisted.append(session.now()), fetch())
+    yield insisted
+    del session.renew_route, session.fetch_route
+
+
+def check_broken_connections() -> None:
+    """A server that has no lease refuses and closes the connection; the refusal is lost if the client still writes.
+
+    So a broken connection is made again before the controller is insisted on, because that may have gone.
+    """
+    with fakes([OK, *[CLOSE] * 5], [OK]) as (_, client, (one, _)):
+        client.pull("t", np.arange(100))
+        with insisting(client) as insisted:
+            client.push("t", np.arange(100), 1)
+            client.pull("t", np.arange(100))
+        assert len(one.frames) == 8
+        assert not insisted
+
+
+def check_server_that_is_gone() -> None:
+    """If that does not help, only the controller knows which server has the rows now."""
+    with fakes([], []) as (known, client, (one, two)):
+        client.pull("t", np.arange(100))
+        one.after = CLOSE
+        with insisting(client) as insisted:
+            known.tables["t"] = (known.tables["t"][0], [Place((1,))] * 4)
+            client.push("t", np.arange(100), 1)
+        assert len(insisted) == 1
+        assert two.taken
+
+
+def test_a_connection_that_breaks_is_made_again_before_the_controller_is_asked():
+    check_broken_connections()
+
+
+def test_the_controller_is_asked_when_a_server_does_not_come_back():
+    check_server_that_is_gone()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "check"),
+    [
+        ("has_tried or not route_changes.broke_off(failed)", "True", check_broken_connections),
+        ("has_tried or not route_changes.broke_off(failed)", "False", check_server_that_is_gone),
+        ("has_tried or not", "has_tried and not", check_server_that_is_gone),
+    ],
+)
+def test_a_client_that_asks_the_controller_too_early_or_never_is_noticed(old, new, check):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(route_changes, "MAX_SETBACKS", LEASE_TRIES + 2)
+        assert_noticed(ClientSession, "_refresh_route", old, new, check)
+
+
+@contextlib.contextmanager
 def hung():
     """The address of one that listens, and says nothing: a process that was stopped."""
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -9,13 +9,14 @@ from dps.engine.core.requests.part import Part
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import Route, decode
-from dps.errors import LeaseError, RequestTimeoutError
+from dps.errors import LeaseError, RequestTimeoutError, ServerGoneError
 
 __all__ = [
     "DOUBT_SECONDS",
     "LEASE_TRIES",
     "MAX_SETBACKS",
     "RouteQuestion",
+    "broke_off",
     "pause_before_try",
     "refused_by_leases",
     "sent_together",
@@ -29,7 +30,8 @@ PAUSE_SECONDS = (0.002, 0.05)  # between two looks for the answer: the first pau
 RETRY_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 # Pauses grow slowly, so that a server is found soon after it can answer again: within 1.3 times the time until then.
 RETRY_GROWTH = 1.3
-# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route.
+# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route; and to one
+# whose connections break, before the controller is insisted on.
 LEASE_TRIES = 18
 MAX_SETBACKS = 32  # recoveries in a row that lengthen the pause before the next one
 
@@ -103,6 +105,11 @@ def refused_by_leases(failed: Sequence[Request]) -> bool:
         if request.channel is not None:  # it could be sent
             request.channel.close()
     return refused
+
+
+def broke_off(failed: Sequence[Request]) -> bool:
+    """Whether requests have failed, and each only because its connection broke, or could not be made."""
+    return bool(failed) and all(isinstance(request.error, ServerGoneError) for request in failed)
 
 
 def sent_together(

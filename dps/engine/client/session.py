@@ -348,12 +348,18 @@ class ClientSession:
         """Ask the controller for the route, unless it is not needed.
 
         Servers whose leases are over ask each other whether they may go on, and the controller is perhaps not there to
-        be asked. So they are asked again some times before the controller, which is not insisted on then.
+        be asked. So they are asked again some times before the controller, which is not insisted on then. A connection
+        that broke may have been closed by such a server, whose refusal was lost with it. So the server is tried again,
+        and the controller is insisted on only if that does not help.
         """
         failed = [r for pending in self._open for r in pending.requests if self._retried(r)]
-        if not route_changes.refused_by_leases(failed):
+        has_tried = self._setbacks >= route_changes.LEASE_TRIES
+        if route_changes.refused_by_leases(failed):
+            if has_tried:
+                self.renew_route()
+        elif has_tried or not route_changes.broke_off(failed):
             self.fetch_route()
-        elif self._setbacks >= route_changes.LEASE_TRIES:
+        elif self._setbacks:
             self.renew_route()
 
     def _retried(self, request: Request) -> bool:
