@@ -348,6 +348,73 @@ def check_server_that_is_gone() -> None:
         assert two.taken
 
 
+def check_server_that_was_replaced() -> None:
+    """A controller that is there is asked soon, because it may have put another server in the place of the one."""
+    with fakes([], []) as (known, client, (one, two)):
+        client.pull("t", np.arange(100))
+        one.after = CLOSE
+        known.tables["t"] = (known.tables["t"][0], [Place((1,))] * 4)
+        before = len(one.frames)
+        client.push("t", np.arange(100), 1)
+        assert len(one.frames) - before <= 4
+        assert two.taken
+
+
+def check_server_that_hangs() -> None:
+    """Connections that take long are counted by their time, because the controller may know better."""
+    with fakes([OK, CLOSE], after=OK) as (_, client, _):
+        client.pull("t", [1])
+        session, connect = client.session, client.session.environment.connect
+
+        def hangs(*args):
+            now, session.now = session.now(), lambda: now + 5.0
+            raise ServerGoneError("has not greeted")
+
+        with insisting(client) as insisted, pytest.MonkeyPatch.context() as patch:
+            session.patience = 60.0
+            patch.setattr(session.environment, "connect", hangs)
+            fetch = session.fetch_route
+            session.fetch_route = lambda: (patch.setattr(session.environment, "connect", connect), fetch())
+            client.pull("t", [1])
+        assert len(insisted) == 1
+
+
+def check_table_that_was_restored() -> None:
+    """While another server does not know the table any more: both parts go where it is now."""
+    with fakes([OK, GONE], [OK, CLOSE]) as (known, client, fakes_):
+        client.pull("t", np.arange(100))
+        spec, places = known.tables["t"]
+        fakes_[0].restore = lambda: known.tables.update(t=(dataclasses.replace(spec, id=2), places))
+        assert client.pull("t", np.arange(100)).tolist() == list(range(0, 1000, 10))
+
+
+def check_table_that_is_not_known() -> None:
+    """The controller alone knows it, whatever else has failed."""
+    with fakes([OK, CLOSE], after=OK) as (known, client, _):
+        client.pull("t", [1])
+        client.push_async("t", [1], 1)
+        spec, places = known.tables["t"]
+        known.tables["u"] = (dataclasses.replace(spec, name="u", id=2), places)
+        time.sleep(0.2)  # until the connection has broken
+        client.pull("u", [1])
+
+
+def test_a_table_that_was_made_since_is_found_although_a_connection_broke():
+    check_table_that_is_not_known()
+
+
+def test_a_server_that_was_replaced_is_found_soon():
+    check_server_that_was_replaced()
+
+
+def test_connections_that_hang_are_not_made_eighteen_times():
+    check_server_that_hangs()
+
+
+def test_a_broken_connection_does_not_hide_that_a_table_was_restored():
+    check_table_that_was_restored()
+
+
 def test_a_connection_that_breaks_is_made_again_before_the_controller_is_asked():
     check_broken_connections()
 
@@ -359,9 +426,13 @@ def test_the_controller_is_asked_when_a_server_does_not_come_back():
 @pytest.mark.parametrize(
     ("old", "new", "check"),
     [
-        ("has_tried or not route_changes.broke_off(failed)", "True", check_broken_connections),
-        ("has_tried or not route_changes.broke_off(failed)", "False", check_server_that_is_gone),
+        ("insists or has_tried or not route_changes.broke_off(requests)", "True", check_broken_connections),
+        ("insists or has_tried or not route_changes.broke_off(requests)", "False", check_server_that_is_gone),
+        ("insists or", "", check_table_that_is_not_known),
         ("has_tried or not", "has_tried and not", check_server_that_is_gone),
+        ("elif self._setbacks:", "elif False:", check_server_that_was_replaced),
+        ("for_long or", "", check_server_that_hangs),
+        ("broke_off(requests)", "broke_off([r for r in requests if self._retried(r)])", check_table_that_was_restored),
     ],
 )
 def test_a_client_that_asks_the_controller_too_early_or_never_is_noticed(old, new, check):

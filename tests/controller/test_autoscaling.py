@@ -155,7 +155,8 @@ def life_on_a_cluster(rule, servers, loads):
     """The numbers of servers and of their workers, look by look, where a cluster starts and ends the workers."""
     workers, numbers = servers, [(servers, servers)]
     for load in loads:
-        verdict = rule.decide(load._replace(servers=servers, spare=workers - servers))
+        spare = workers - servers
+        verdict = rule.decide(load._replace(servers=servers, spare=spare, unused=spare))
         assert verdict.servers <= workers, "a server starts on a worker that is there"
         servers, workers = verdict.servers, verdict.workers
         assert servers <= workers, "no worker ends that has a server"
@@ -180,16 +181,19 @@ def test_a_free_worker_stays_for_a_while():
     assert numbers[3:8] == [(1, 2), (2, 2), (2, 2), (2, 2), (2, 2)]
     assert numbers[9:] == [(1, 2), (1, 2), (1, 2), (1, 1), (1, 1), (1, 1), (1, 1)]
     hasty = AutoscalingRule(1, 4, wait_count=1)
-    assert [hasty.decide(ServerLoad(1, busy=1.0, spare=1)).workers for _ in range(GROW_SAMPLES)] == [2] * GROW_SAMPLES
+    load = ServerLoad(1, busy=1.0, spare=1, unused=1)
+    assert [hasty.decide(load).workers for _ in range(GROW_SAMPLES)] == [2] * GROW_SAMPLES
+    assert hasty.decide(ServerLoad(1, spare=2, unused=1)).workers == 2, "another parameter server uses one"
     assert life_on_a_cluster(AutoscalingRule(3, 4), 1, [idle] * 3) == [(1, 1), (1, 3), (3, 3), (3, 3)]
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("decide", "load.spare if self._free_samples < self.wait_count else 0", "load.spare"),
-        ("decide", "if self._free_samples < self.wait_count", "if False"),
-        ("decide", "if load.spare and not grows", "if load.spare"),
+        ("decide", "load.unused if self._unused_samples >= self.wait_count else 0", "0"),
+        ("decide", "if self._unused_samples >= self.wait_count", "if True"),
+        ("decide", "(load.unused if", "(load.spare if"),
+        ("decide", "if load.unused and not grows", "if load.unused"),
         ("decide", "self._more_samples > 0 and now < self.maximum", "self._more_samples > 0"),
         ("_shortage", "if no_worker and lasts:", "if False:"),
         ("_shortage", "if no_worker and lasts:", "if no_worker:"),
@@ -279,7 +283,8 @@ class Shell:
 
         membership = self.world.membership
         self.actors = SimpleNamespace(
-            scale=scale, spares=lambda: self.free, servers=lambda: list(membership.servers.values()), settled=True,
+            scale=scale, spares=lambda: self.free, unused=lambda: len(self.free), settled=True,
+            servers=lambda: list(membership.servers.values()),
             up=lambda: list(membership.servers.values()), wanted=servers, scheduler=self,
         )  # fmt: skip
         self.monitor = SimpleNamespace(now=lambda: self.world.time, loads=self.loads)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from noticing import assert_noticed
 from run_peers import Peer, state_of
 
 from dps.engine.controller import runs as real_runs
+from dps.engine.controller.run import Run
 from dps.engine.controller.runs import Runs
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
@@ -186,3 +188,23 @@ def test_attempts_by_the_controllers_count(runs):
     with pytest.raises(StoppedError):
         first.answer(first.tick(1))
     assert Caller(runs).come(run, 0, told["incarnation"], joins=2)["attempt"] == 1  # its connection broke
+
+
+def check_older_connection():
+    """A JOIN over a connection that broke may come after that over the next one, and takes nothing away from it."""
+    runs = Runs("s", lambda: 0.0)
+    run = runs.start(1, 0)
+    newer = Caller(runs)
+    newer.come(run, 0, 100, joins=2)
+    with pytest.raises(StoppedError, match="over this connection count no more"):
+        Caller(runs).come(run, 0, 100, joins=1)
+    newer.send("tick", Header(frames.TICK, clock=1))
+    assert state_of(runs, run).clocks == [1]
+
+
+def test_an_older_connection_joins_too_late():
+    check_older_connection()
+
+
+def test_an_older_connection_that_joins_is_noticed():
+    assert_noticed(Run, "check_may_join", "request.joins < record.joins", "False", check_older_connection)

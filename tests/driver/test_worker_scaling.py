@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 from distributed import Client
 from servers import PATIENCE, wait_until
@@ -19,7 +22,8 @@ class ToldCluster:
         self.told: list[int] = []
         self.fails = False
 
-    def scale_servers(self, n: int) -> None:
+    def scale_servers(self, n: int, timeout: float) -> None:
+        assert timeout == 0
         self.told.append(n)
         if self.fails:
             raise OSError("no machine is left")
@@ -56,10 +60,23 @@ def test_only_a_difference_is_told(cluster):
     assert cluster.told == [2, 2, 1]
 
 
-def test_it_ends_with_the_rule_or_the_handle(cluster, caplog):
-    followed(cluster, status(1, 2), None)
-    followed(cluster, status(1, 3), ClosedError("closed"))
-    assert cluster.told == [2, 3]
+def test_a_handle_that_is_closed_while_the_controller_answers_tells_nothing_more(cluster, caplog):
+    for last in (status(1, 2), ClosedError("closed")):
+        asked, answer = threading.Event(), threading.Event()
+
+        def ask(asked=asked, answer=answer, last=last):
+            asked.set()
+            answer.wait(PATIENCE)
+            if isinstance(last, Exception):
+                raise last
+            return last
+
+        workers = ServerWorkers()
+        workers.follow(cluster, ask, 0.001)
+        asked.wait(PATIENCE)
+        threading.Timer(0.05, answer.set).start()
+        workers.close()
+    assert not cluster.told
     assert not caplog.records
 
 
@@ -82,7 +99,7 @@ def test_workers_of_a_local_cluster_that_have_servers_stay():
         Client(cluster) as client,
         dps.ParameterServer(client, servers=1) as ps,
     ):
-        with pytest.raises(InputTypeError, match=r"cluster=3 has no method scale_servers\(n\)"):
+        with pytest.raises(InputTypeError, match=r"cluster=3 has no method scale_servers\(n, timeout\)"):
             ps.adapt(cluster=3)
         assert ps.status().adapt is None, "what is refused changes nothing"
         (server,) = ps.status().servers
@@ -99,6 +116,14 @@ def test_workers_of_a_local_cluster_that_have_servers_stay():
         wait_until(lambda: ps.servers() == 2)
         ps.adapt(1, 3, interval="50 ms", wait_count=2, cluster=cluster)
         wait_until(lambda: len(names(cluster)) == 1, PATIENCE)
+        with dps.ParameterServer(client, servers=1, name="other"):
+            cluster.scale_servers(2)
+            wait_until(lambda: len(names(cluster)) == 2)
+            with dps.ParameterServer(client, servers=1, name="third"):  # on the worker that is used least
+                time.sleep(0.5)  # some looks
+                wait_until(lambda: ps.status().adapt.workers_wanted == 2)
+                assert len(names(cluster)) == 2
+            wait_until(lambda: len(names(cluster)) == 1, PATIENCE)
         ps.adapt(2, 3, interval="50 ms", wait_count=2)
         wait_until(lambda: "no worker is free for another" in ps.status().adapt.why)
         assert len(names(cluster)) == 1, "no cluster was named"

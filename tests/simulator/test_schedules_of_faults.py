@@ -19,7 +19,6 @@ from losses import Losses
 from verdicts import assert_caught, problems
 
 from dps.engine.client.session import ClientSession
-from dps.engine.controller.run import Run
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.liveness import Liveness
 from dps.engine.server.dumps import Dumps
@@ -544,7 +543,6 @@ WRONG = {
         (Liveness, "silent", "self._heartbeats if late else ()", "()")
     ],
     "the lease is not waited for": [(Liveness, "silent", "> self.patience", "> self.patience / 4")],
-    "an older connection joins": [(Run, "check_may_join", "request.joins < record.joins", "False")],
 }
 SEEN = {  # where to look first: other schedules show it, too, but not all
     "there are no fences": [25],
@@ -565,7 +563,6 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a dump goes on over a new connection where the old one broke": [0, 4, 6],
     "a controller that was stopped gives up all servers": [62, 409],
     "the lease is not waited for": [141],
-    "an older connection joins": [180323],
 }
 RARE = {  # seen once in some thousand schedules
     "new requests are sent before failed ones": [

@@ -13,6 +13,7 @@ from dps.errors import LeaseError, RequestTimeoutError, ServerGoneError
 
 __all__ = [
     "DOUBT_SECONDS",
+    "LEASE_SECONDS",
     "LEASE_TRIES",
     "MAX_SETBACKS",
     "RouteQuestion",
@@ -31,8 +32,8 @@ RETRY_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, t
 # Pauses grow slowly, so that a server is found soon after it can answer again: within 1.3 times the time until then.
 RETRY_GROWTH = 1.3
 # Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route; and to one
-# whose connections break, before the controller is insisted on.
-LEASE_TRIES = 18
+# whose connections break, before the controller is insisted on. Connections that hang take longer, so fewer are made.
+LEASE_TRIES, LEASE_SECONDS = 18, 1.0
 MAX_SETBACKS = 32  # recoveries in a row that lengthen the pause before the next one
 
 
@@ -107,9 +108,10 @@ def refused_by_leases(failed: Sequence[Request]) -> bool:
     return refused
 
 
-def broke_off(failed: Sequence[Request]) -> bool:
-    """Whether requests have failed, and each only because its connection broke, or could not be made."""
-    return bool(failed) and all(isinstance(request.error, ServerGoneError) for request in failed)
+def broke_off(requests: Sequence[Request]) -> bool:
+    """Whether some have failed, and these only because their connections broke, or could not be made."""
+    errors = [request.error for request in requests if request.error is not None]
+    return bool(errors) and all(type(error) is ServerGoneError for error in errors)
 
 
 def sent_together(

@@ -129,6 +129,7 @@ class ClientSession:
         self._insisting = config.seconds("connect")
         self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
         self._setbacks = 0  # recoveries since a call last went through
+        self._set_back_at = 0.0  # when the first of them was
         self._question = route_changes.RouteQuestion(self.now, self.sleep)
 
     def __del__(self) -> None:
@@ -290,7 +291,7 @@ class ClientSession:
                     if isinstance(error, DataLostError) or pending not in self._open:  # given up before: not sent again
                         raise
                     try:
-                        self.recover(deadline)
+                        self.recover(deadline, insists=False)
                     except DPSError as why:  # it says more than "gone", also to a caller that asks again
                         for request in filter(self._retried, pending.requests):
                             request.error = why
@@ -316,8 +317,11 @@ class ClientSession:
         if self._unreached or any(channel.closed for channel in self._channels.values()):
             self.recover(self.now() + self.patience)
 
-    def recover(self, deadline: float) -> None:
-        """Wait for the outcome of all that is open; then send what failed again, in order, where it belongs now."""
+    def recover(self, deadline: float, insists: bool = True) -> None:
+        """Wait for the outcome of all that is open; then send what failed again, in order, where it belongs now.
+
+        It `insists` where the caller needs an answer of the controller, too.
+        """
         began, held = self.now(), self.meter.held
         try:
             while True:
@@ -325,7 +329,7 @@ class ClientSession:
                 if self._setbacks:
                     self.sleep(route_changes.pause_before_try(self._setbacks))
                 asked = self.now()
-                self._refresh_route()
+                self._refresh_route(insists)
                 deadline += self.now() - asked if self.grace else 0.0  # for which there was no controller
                 self._channels = {n: channel for n, channel in self._channels.items() if not channel.closed}
                 self._unreached.clear()
@@ -337,6 +341,7 @@ class ClientSession:
                         f"a call of parameter server {self.ticket.session!r} found no server for "
                         f"{self.patience:g} s (dps.timeouts.request): {failed[0][0].requests[failed[0][1]].error}"
                     )
+                self._set_back_at = self._set_back_at if self._setbacks else self.now()
                 self._setbacks = min(self._setbacks + 1, route_changes.MAX_SETBACKS)
                 self._settle()
                 if self._resend(failed):
@@ -344,20 +349,21 @@ class ClientSession:
         finally:
             self.meter.held = held + self.now() - began
 
-    def _refresh_route(self) -> None:
+    def _refresh_route(self, insists: bool) -> None:
         """Ask the controller for the route, unless it is not needed.
 
         Servers whose leases are over ask each other whether they may go on, and the controller is perhaps not there to
         be asked. So they are asked again some times before the controller, which is not insisted on then. A connection
         that broke may have been closed by such a server, whose refusal was lost with it. So the server is tried again,
-        and the controller is insisted on only if that does not help.
+        and the controller is insisted on if that does not help, or if the caller `insists`.
         """
-        failed = [r for pending in self._open for r in pending.requests if self._retried(r)]
-        has_tried = self._setbacks >= route_changes.LEASE_TRIES
-        if route_changes.refused_by_leases(failed):
+        requests = [request for pending in self._open for request in pending.requests]
+        for_long = self._setbacks > 0 and self.now() - self._set_back_at > route_changes.LEASE_SECONDS
+        has_tried = for_long or self._setbacks >= route_changes.LEASE_TRIES
+        if route_changes.refused_by_leases([request for request in requests if self._retried(request)]):
             if has_tried:
                 self.renew_route()
-        elif has_tried or not route_changes.broke_off(failed):
+        elif insists or has_tried or not route_changes.broke_off(requests):
             self.fetch_route()
         elif self._setbacks:
             self.renew_route()

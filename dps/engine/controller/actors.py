@@ -30,6 +30,7 @@ from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.controller.takeover_procedures import Reports, follow
 from dps.engine.coordination.journal import Ballot, Journal
 from dps.engine.daskapi.cordon import Cordon, client_of
+from dps.engine.daskapi.lost_scheduler import brought_names
 from dps.engine.daskapi.processes import VERSIONS_REQUEST, check_versions, own_security, own_version, version_in
 from dps.engine.wire.handshake import new_nonce
 from dps.errors import DPSError, ServerGoneError
@@ -109,6 +110,9 @@ class ServerActors:
 
     def spares(self) -> list[str]:
         return self._procedures.spares()
+
+    def unused(self) -> int | None:
+        return self._procedures.unused()
 
     @property
     def wanted(self) -> int:
@@ -256,6 +260,10 @@ class DaskWorkers:
     def shortage(self) -> tuple[str, str]:
         have = f"{len(self.cordon.workers())} of {len(self.scheduler.workers)} workers carry the resource dps"
         return have, f"start more with `dask worker {self.scheduler.address} --resources dps=1`"
+
+    def is_used(self, worker: str) -> bool:
+        state = self.scheduler.workers.get(worker)
+        return worker in self._others() or (state is not None and bool(brought_names(state.extra)))
 
     def is_there(self, worker: str) -> bool:
         return worker in self.scheduler.workers

@@ -39,6 +39,10 @@ class ScalableServers(Protocol):
 
     def spares(self) -> list[str]: ...
 
+    def unused(self) -> int | None:
+        """How many of the spares no parameter server uses; None where servers share workers with ordinary tasks."""
+        ...
+
     def scale(self, servers: int) -> object:
         """It may wait."""
         ...
@@ -90,7 +94,7 @@ class AutoscalingProcedures:
         self.followed: AdaptRule | None = None  # rule that the driver gave
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
         self.why = ""  # the reason of the last decision
-        self.workers: int | None = None  # for servers, at the last decision
+        self.workers: int | None = None  # those for servers, if the last look has led to a decision
         self.workers_wanted: int | None = None  # how many of them there should be
         self._rest = PlacementRest(membership, reports.now)
 
@@ -100,8 +104,7 @@ class AutoscalingProcedures:
         self.rule = AutoscalingRule(followed.minimum, most, followed.wait_count, followed.busy)
         self.followed = followed
         self.memory = followed.memory
-        self.why, self.workers = "not looked yet", None
-        self.workers_wanted = None
+        self.why = "not looked yet"
         return self.follow(self.rule, followed.interval)
 
     def end(self) -> AdaptRule | None:
@@ -137,6 +140,7 @@ class AutoscalingProcedures:
             yield Sleep(interval)
 
     def tick(self, rule: AutoscalingRule) -> Procedure[None]:
+        self.workers = self.workers_wanted = None  # a cluster must not go by what was decided before something changed
         if self._busy():  # no shard has moved, so earlier samples still count
             self.why = "waits for a checkpoint"
             return
@@ -145,9 +149,12 @@ class AutoscalingProcedures:
             self.why = "waits for servers, shards and reports on their way"
             rule.restart()
             return
-        load = load._replace(limit=self.memory or self._limit(), spare=len(self._servers.spares()))
-        servers, self.why, announce, self.workers_wanted = rule.decide(load)
-        self.workers = load.servers + load.spare
+        unused = self._servers.unused()
+        about = {"spare": len(self._servers.spares()), "unused": unused or 0}
+        load = load._replace(limit=self.memory or self._limit(), **about)
+        servers, self.why, announce, workers = rule.decide(load)
+        if unused is not None:
+            self.workers, self.workers_wanted = load.servers + load.spare, workers
         if servers != load.servers:
             text = f"adapt: {load.servers} -> {servers} servers, {self.why}"
             yield InEndpoint(self.membership.note, (text, logging.INFO))

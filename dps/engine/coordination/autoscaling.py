@@ -7,8 +7,8 @@ load does not yet ask for the opposite step. A step up comes soon (for memory af
 that runs out of memory dies), a step down comes late.
 
 Servers start on workers that are there. A decision also says how many workers there should be for servers, because a
-cluster may be able to start and end them: more of them where only a worker is missing for another server, and none that
-is free once no server has needed it for as long as a step down takes.
+cluster may be able to start and end them: more of them where only a worker is missing for another server, and no unused
+ones once some have been unused for as long as a step down takes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class ServerLoad(NamedTuple):
         Copies of shards, summed over all tables: more servers than that would hold nothing.
     spare : int
         Free workers on which further servers can start.
+    unused : int
+        How many of the free workers have no server of another parameter server either.
     """
 
     servers: int
@@ -52,6 +54,7 @@ class ServerLoad(NamedTuple):
     copies: int = 1
     pieces: int = 1 << 30
     spare: int = 1 << 30
+    unused: int = 0
 
 
 class ScalingDecision(NamedTuple):
@@ -76,8 +79,8 @@ class AutoscalingRule:
         How many servers at least and at most. The copies and the rows of the tables may need more than the maximum;
         then they get more.
     wait_count : int
-        Consecutive samples that ask for fewer servers before one server stops; and that leave workers free before
-        there should be fewer of these.
+        Consecutive samples that ask for fewer servers before one server stops; and that have unused workers before
+        these should end.
     busy : float
         The fraction of its time that a server may work.
 
@@ -102,12 +105,12 @@ class AutoscalingRule:
         self.wait_count = wait_count
         self.busy = busy
         self._more_samples = self._fewer_samples = 0  # consecutive samples that ask for more servers, or for fewer
-        self._free_samples = 0  # consecutive samples in which some workers were free, and no server was to start there
+        self._unused_samples = 0  # consecutive samples with unused workers, on which no server was to start
         self._shortage_announced = False  # a decision has said that more servers are needed than can be had
 
     def restart(self) -> None:
         """Forget the samples so far, because servers or shards are moving and the next loads are not comparable."""
-        self._more_samples = self._fewer_samples = self._free_samples = 0
+        self._more_samples = self._fewer_samples = self._unused_samples = 0
 
     def decide(self, load: ServerLoad) -> ScalingDecision:
         """Take a sample and say how many servers there are to be."""
@@ -118,9 +121,9 @@ class AutoscalingRule:
         self._more_samples = self._more_samples + 1 if needed > now and not beyond else 0
         self._fewer_samples = self._fewer_samples + 1 if now > max(must, min(enough, self.maximum)) else 0
         grows = self._more_samples > 0 and now < self.maximum
-        self._free_samples = self._free_samples + 1 if load.spare and not grows else 0
+        self._unused_samples = self._unused_samples + 1 if load.unused and not grows else 0
         self._shortage_announced &= needed > now
-        workers = now + (load.spare if self._free_samples < self.wait_count else 0)
+        workers = now + load.spare - (load.unused if self._unused_samples >= self.wait_count else 0)
         if self._more_samples:
             possible = min(self.maximum, now + load.spare)
             if now >= possible:
@@ -163,7 +166,7 @@ class AutoscalingRule:
         announce = (urgent or (no_worker and lasts)) and not self._shortage_announced
         self._shortage_announced |= announce
         if no_worker and lasts:
-            workers = int(min(max(now + 1, self.minimum, load.copies), self.maximum))
+            workers = max(workers, int(min(max(now + 1, self.minimum, load.copies), self.maximum)))
         return ScalingDecision(now, why + what, announce, workers)
 
     def _why(self, load: ServerLoad) -> str:

@@ -20,7 +20,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
@@ -68,8 +68,13 @@ async def scheduler_id(worker: Worker, seconds: float) -> str | None:
 
 def held_names(scheduler: DaskScheduler) -> set[str]:
     """The parameter servers of which workers have brought servers that may still wait."""
-    held = [worker.extra[HELD] for worker in scheduler.workers.values() if HELD in worker.extra]
-    return {name for each in held if each["until"] > time.time() for name in each["names"]}
+    return {name for worker in scheduler.workers.values() for name in brought_names(worker.extra)}
+
+
+def brought_names(about: Mapping[str, Any]) -> Collection[str]:
+    """The same of one worker; `about` is what it has told the scheduler of itself."""
+    brought = about.get(HELD)
+    return brought["names"] if brought is not None and brought["until"] > time.time() else ()
 
 
 def may_be_joined(scheduler: DaskScheduler) -> bool:

@@ -268,16 +268,22 @@ class LocalCluster(SpecCluster):
 
     async def _scale_servers(self, n: int, timeout: float) -> None:
         until = time.monotonic() + timeout
-        while (surplus := len(self.server_names) - n) > 0:
-            free = sorted(self.server_names - await workers_in_use(self), key=_number, reverse=True)
-            self._set_servers(self.server_names.difference(free[:surplus]))
-            if len(free) < surplus:
-                if time.monotonic() > until:
-                    raise too_few_are_free(surplus - len(free), n, timeout)
-                await asyncio.sleep(POLL_SECONDS)
-        if surplus < 0:
-            unused = (name for k in itertools.count() if (name := f"server-{k}") not in self.worker_spec)
-            self._set_servers(self.server_names.union(itertools.islice(unused, -surplus)))
+        while self.status.name == "running":
+            # Dask's lock, because workers end under it: so none ends long after it was seen to have no server.
+            async with self._lock:
+                surplus = len(self.server_names) - n
+                if surplus > 0:
+                    free = sorted(self.server_names - await workers_in_use(self), key=_number, reverse=True)
+                    self._set_servers(self.server_names.difference(free[:surplus]))
+                    surplus -= len(free)
+                elif surplus < 0:
+                    unused = (name for k in itertools.count() if (name := f"server-{k}") not in self.worker_spec)
+                    self._set_servers(self.server_names.union(itertools.islice(unused, -surplus)))
+            if surplus <= 0:
+                return
+            if time.monotonic() > until:
+                raise too_few_are_free(surplus, n, timeout)
+            await asyncio.sleep(POLL_SECONDS)
 
     def _set_servers(self, names: frozenset[str]) -> None:
         for name in self.server_names - names:

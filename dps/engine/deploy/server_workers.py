@@ -1,9 +1,14 @@
-"""Which workers of a cluster have servers: a cluster that is to have fewer workers ends those that have none."""
+"""Which workers of a cluster have servers: a cluster that is to have fewer workers ends those that have none.
+
+Workers have the actors of servers. After a scheduler's death they also bring servers of which no controller has made an
+actor yet, and say so.
+"""
 
 from __future__ import annotations
 
 from distributed.deploy import Cluster
 
+from dps.engine.daskapi.lost_scheduler import brought_names
 from dps.errors import DPSError
 
 __all__ = ["too_few_are_free", "workers_in_use"]
@@ -14,11 +19,11 @@ ACTOR_PREFIX = "dps-server-"
 
 async def workers_in_use(cluster: Cluster) -> set[str]:
     """The names of the workers on which there is a server."""
-    names = {address: info["name"] for address, info in cluster.scheduler_info["workers"].items()}
+    workers = cluster.scheduler_info["workers"]
     assert cluster.scheduler_comm is not None, "the cluster is up"
     held = await cluster.scheduler_comm.has_what()
-    holders = [address for address, keys in held.items() if any(str(k).startswith(ACTOR_PREFIX) for k in keys)]
-    return {names.get(address, "") for address in holders}
+    actors = {address for address, keys in held.items() if any(str(k).startswith(ACTOR_PREFIX) for k in keys)}
+    return {about["name"] for address, about in workers.items() if address in actors or brought_names(about)}
 
 
 def too_few_are_free(missing: int, wanted: int, seconds: float) -> DPSError:

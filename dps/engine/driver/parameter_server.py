@@ -1183,8 +1183,8 @@ class ParameterServer:
         first and closed then. What :meth:`adapt` has begun ends here.
         """
         check_servers("servers", servers)
+        self._server_workers.close()  # first, because it may be about to end workers
         self._connection.call("scale", servers=servers)
-        self._server_workers.close()
 
     def adapt(
         self,
@@ -1221,10 +1221,11 @@ class ParameterServer:
         memory : str or float
             What one server may have in use, "4 GiB" or bytes. By default the limit that Dask has for its worker; where
             there is none, and here is none, rows do not count.
-        cluster : LocalCluster, YarnCluster or object with a method scale_servers(n)
-            It starts a worker where only that is missing for another server, and ends workers that have had no server
-            for `wait_count` looks. It does so as long as this handle is open in this program, as ``cluster.adapt``
-            does; servers follow the load after that, too. By default the workers for servers stay as they are.
+        cluster : LocalCluster, YarnCluster or object with a method scale_servers(n, timeout)
+            It starts a worker where only that is missing for another server, and ends those that no parameter server
+            uses, once there were some for `wait_count` looks. It does so as long as this handle is open in this
+            program, as ``cluster.adapt`` does; servers follow the load after that, too. By default the workers for
+            servers stay as they are.
 
         Examples
         --------

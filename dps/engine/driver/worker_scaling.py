@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from dps.engine.telemetry.snapshot import AdaptStatus, Status
-from dps.errors import ClosedError, InputTypeError
+from dps.errors import InputError, InputTypeError
 
 __all__ = ["ScalableCluster", "ServerWorkers", "adapt_status", "check_cluster"]
 
@@ -29,8 +29,11 @@ JOIN_SECONDS = 5.0  # how long the end waits for a call of the cluster that is u
 class ScalableCluster(Protocol):
     """A cluster that can change the number of its workers for servers, such as `dps.LocalCluster`."""
 
-    def scale_servers(self, n: int) -> object:
-        """Have `n` workers for servers; of fewer, those stay that have a server."""
+    def scale_servers(self, n: int, timeout: float) -> object:
+        """Have `n` workers for servers; of fewer, those stay that have a server, whatever `n` is.
+
+        For `timeout` seconds it may wait until enough workers have no server.
+        """
         ...
 
 
@@ -38,14 +41,16 @@ def check_cluster(cluster: object) -> None:
     """Raise InputTypeError for what cannot start and end workers for servers; None stands for no cluster."""
     if cluster is not None and not isinstance(cluster, ScalableCluster):
         raise InputTypeError(
-            f"cluster={cluster!r} has no method scale_servers(n), which starts and ends workers for servers: give a "
-            "dps.LocalCluster, a dps.YarnCluster, or an object with this method"
+            f"cluster={cluster!r} has no method scale_servers(n, timeout), which starts and ends workers for servers: "
+            "give a dps.LocalCluster, a dps.YarnCluster, or an object with this method"
         )
+    if getattr(cluster, "asynchronous", False):
+        raise InputError(f"cluster={cluster!r} is asynchronous: a thread tells it, so it needs a loop of its own")
 
 
 def adapt_status(call: Callable[[str], bytes]) -> AdaptStatus | None:
     """What the controller has decided; None where the number of servers follows the load no more."""
-    return msgspec.msgpack.decode(call("status"), type=Status).adapt
+    return msgspec.msgpack.decode(call("snapshot"), type=Status).adapt  # "status" would ask all servers, too
 
 
 class ServerWorkers:
@@ -84,22 +89,20 @@ class ServerWorkers:
 def _follow(
     cluster: ScalableCluster, ask: Callable[[], AdaptStatus | None], interval: float, closed: threading.Event
 ) -> None:
-    failed = ""
+    failed, told = "", None
     while not closed.wait(interval):
         try:
             if (status := ask()) is None:
                 return
-            _tell(cluster, status)
+            decision = status.workers, status.workers_wanted
+            if closed.is_set() or status.workers_wanted is None or status.workers == status.workers_wanted:
+                continue
+            if decision != told:
+                told = decision
+                logger.info("workers for servers: %s -> %s; %s", *decision, status.text)
+            cluster.scale_servers(status.workers_wanted, timeout=0)  # the next look tells it again
             failed = ""
-        except ClosedError:
-            return
         except Exception as error:  # of the cluster, which may be any object, or because there is no scheduler
-            if (why := f"{type(error).__name__}: {error}") != failed:  # so that each failure is logged once
+            if (why := f"{type(error).__name__}: {error}") != failed and not closed.is_set():  # each is logged once
                 failed = why
                 logger.warning("the number of workers for servers stays, and is tried again: %s", why)
-
-
-def _tell(cluster: ScalableCluster, status: AdaptStatus) -> None:
-    if status.workers_wanted is not None and status.workers_wanted != status.workers:
-        logger.info("workers for servers: %s -> %d; %s", status.workers, status.workers_wanted, status.text)
-        cluster.scale_servers(status.workers_wanted)

@@ -205,8 +205,8 @@ class Heartbeat:
             self._learn_full(decode(FullServers, body).servers if len(body) else ())
         elif header.kind == frames.ERROR:
             error = frames.decode_error(body)
-            # The controller is about to stop this server where its parameter server was closed: that needs no warning.
-            level = logging.DEBUG if isinstance(error, ClosedError) else logging.WARNING
+            # Where a user has closed the parameter server, this server is about to be stopped: that needs no warning.
+            level = logging.INFO if isinstance(error, ClosedError) else logging.WARNING
             logger.log(level, "server %d: the controller answers with an error: %s", self.number, error)
 
     def _on_end(self, link: RoleLink) -> None:

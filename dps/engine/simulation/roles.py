@@ -82,6 +82,9 @@ class SimWorkers:
     def shortage(self) -> tuple[str, str]:
         return f"{self.free} workers are free", "start more"
 
+    def is_used(self, worker: str) -> bool:
+        return False
+
     def is_there(self, worker: str) -> bool:
         return any(party.name == worker and not party.dead for party in self._network.world.parties)
 
@@ -340,6 +343,9 @@ class SimController:
     def spares(self) -> list[str]:
         """Workers that further servers could have now."""
         return self.procedures.spares()
+
+    def unused(self) -> int | None:
+        return self.procedures.unused()
 
     def scale(self, servers: int) -> None:
         """Have that many servers."""

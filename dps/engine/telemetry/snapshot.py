@@ -470,7 +470,7 @@ class AdaptStatus(msgspec.Struct, frozen=True):
     wait_count: int | None = None  # decisions that must find too many servers before one leaves
     busy: float | None = None  # share of its time that a server may be at work
     memory: int | None = None  # bytes that a server may use
-    workers: int | None = None  # on which servers ran or could start, at the last decision; None: no decision yet
+    workers: int | None = None  # on which servers run or could start; None: the last look has led to no decision
     workers_wanted: int | None = None  # how many of them there should be
 
 
