@@ -431,7 +431,11 @@ def test_the_controller_is_asked_when_a_server_does_not_come_back():
         ("insists or", "", check_table_that_is_not_known),
         ("has_tried or not", "has_tried and not", check_server_that_is_gone),
         ("elif self._setbacks:", "elif False:", check_server_that_was_replaced),
-        ("for_long or", "", check_server_that_hangs),
+        (
+            "route_changes.has_tried(self._setbacks, ",
+            "route_changes.has_tried(self._setbacks, 0 * ",
+            check_server_that_hangs,
+        ),
         ("broke_off(requests)", "broke_off([r for r in requests if self._retried(r)])", check_table_that_was_restored),
     ],
 )

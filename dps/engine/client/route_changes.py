@@ -18,6 +18,7 @@ __all__ = [
     "MAX_SETBACKS",
     "RouteQuestion",
     "broke_off",
+    "has_tried",
     "pause_before_try",
     "refused_by_leases",
     "sent_together",
@@ -106,6 +107,15 @@ def refused_by_leases(failed: Sequence[Request]) -> bool:
         if request.channel is not None:  # it could be sent
             request.channel.close()
     return refused
+
+
+def has_tried(setbacks: int, seconds: float) -> bool:
+    """Whether servers were tried often enough, by a client whose first of so many setbacks was so many seconds ago.
+
+    >>> [has_tried(*so_far) for so_far in [(0, 1000.0), (3, 0.1), (1, 10.0), (LEASE_TRIES, 0.7)]]
+    [False, False, True, True]
+    """
+    return setbacks >= LEASE_TRIES or (setbacks > 0 and seconds > LEASE_SECONDS)
 
 
 def broke_off(requests: Sequence[Request]) -> bool:

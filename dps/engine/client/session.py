@@ -128,8 +128,7 @@ class ClientSession:
         self._most_open = config.count("limits.in-flight")
         self._insisting = config.seconds("connect")
         self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
-        self._setbacks = 0  # recoveries since a call last went through
-        self._set_back_at = 0.0  # when the first of them was
+        self._setbacks, self._set_back_at = 0, 0.0  # recoveries since a call last went through; when the first was
         self._question = route_changes.RouteQuestion(self.now, self.sleep)
 
     def __del__(self) -> None:
@@ -358,8 +357,7 @@ class ClientSession:
         and the controller is insisted on if that does not help, or if the caller `insists`.
         """
         requests = [request for pending in self._open for request in pending.requests]
-        for_long = self._setbacks > 0 and self.now() - self._set_back_at > route_changes.LEASE_SECONDS
-        has_tried = for_long or self._setbacks >= route_changes.LEASE_TRIES
+        has_tried = route_changes.has_tried(self._setbacks, self.now() - self._set_back_at)
         if route_changes.refused_by_leases([request for request in requests if self._retried(request)]):
             if has_tried:
                 self.renew_route()
@@ -454,8 +452,7 @@ class ClientSession:
 
     def renew_route(self) -> None:
         """As `fetch_route`, if the controller is there and answers soon; else what it said before holds on."""
-        answer = self._ask_once()
-        if answer is not None:
+        if (answer := self._ask_once()) is not None:
             self._take_route(answer)
 
     def _take_route(self, answer: Request) -> None:

@@ -112,7 +112,8 @@ class ServerActors:
         return self._procedures.spares()
 
     def unused(self) -> int | None:
-        return self._procedures.unused()
+        workers, dedicated = self._workers.candidates()
+        return sum(not self._workers.is_used(worker) for worker in workers) if dedicated else None
 
     @property
     def wanted(self) -> int:
@@ -262,6 +263,7 @@ class DaskWorkers:
         return have, f"start more with `dask worker {self.scheduler.address} --resources dps=1`"
 
     def is_used(self, worker: str) -> bool:
+        """Whether another parameter server has a server there, or may have it again after a scheduler's death."""
         state = self.scheduler.workers.get(worker)
         return worker in self._others() or (state is not None and bool(brought_names(state.extra)))
 

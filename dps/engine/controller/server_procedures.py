@@ -70,10 +70,6 @@ class Workers(Protocol):
 
     def is_there(self, worker: str) -> bool: ...
 
-    def is_used(self, worker: str) -> bool:
-        """Whether a parameter server has a server there, or may have it again."""
-        ...
-
     def admit(self, server: ServerRecord) -> str:
         """Let the actor run on its worker, and say how far it is: "pending", "finished" or "error"."""
         ...
@@ -153,11 +149,6 @@ class ServerProcedures:
         """Workers that further servers could have now; ordinary ones only if the first servers were on such."""
         workers, dedicated = self._workers.candidates()
         return workers if dedicated or not self.dedicated else []
-
-    def unused(self) -> int | None:
-        """How many of these no parameter server uses; None where servers share workers with ordinary tasks."""
-        workers, dedicated = self._workers.candidates()
-        return sum(not self._workers.is_used(worker) for worker in workers) if dedicated else None
 
     # -- starting servers
 

@@ -82,9 +82,6 @@ class SimWorkers:
     def shortage(self) -> tuple[str, str]:
         return f"{self.free} workers are free", "start more"
 
-    def is_used(self, worker: str) -> bool:
-        return False
-
     def is_there(self, worker: str) -> bool:
         return any(party.name == worker and not party.dead for party in self._network.world.parties)
 
@@ -344,8 +341,8 @@ class SimController:
         """Workers that further servers could have now."""
         return self.procedures.spares()
 
-    def unused(self) -> int | None:
-        return self.procedures.unused()
+    def unused(self) -> int:
+        return len(self.spares())
 
     def scale(self, servers: int) -> None:
         """Have that many servers."""
