@@ -13,7 +13,7 @@ from dps.engine.client.functions import FunctionCaller
 from dps.engine.server import functions as functions_module
 from dps.engine.server.changes import Changes
 from dps.engine.server.checkpoint_writer import CheckpointWriter
-from dps.engine.simulation import roles
+from dps.engine.simulation import server as simulated_server
 from dps.engine.state import deletion
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.shard import DenseShard, KeyedShard, Shard
@@ -163,7 +163,10 @@ WRONG = {  # and where to look first
         [(Cut, "end", "self.shard.removed += self.shard.removed_later", "self.shard.removed = []")],
         [5],
     ),
-    "a restore brings removed rows back": ([(roles, "fill", "if len(file.removed):", "if False:")], [15]),
+    "a restore brings removed rows back": (
+        [(simulated_server, "fill", "isinstance(removed, np.ndarray) and len(removed)", "False")],
+        [15],
+    ),
     "a deletion in a cut leaves the saved row": (
         [(Cut, "step_saved", "self.place[index[self.place[index] != 0]] = -1", "pass")],
         [123],
@@ -192,7 +195,7 @@ WRONG = {  # and where to look first
         [1],
     ),
     "rows are moved without their flags": (
-        [(deletion, "compact", "shard.changed[holes] = shard.changed[last]", "pass")],
+        [(deletion, "compact", "flags[holes] = flags[last]", "pass")],
         [211],
     ),
     "a joiner gets deleted rows": ([(Joining, "add", 'if meta.get("vacant"):', "if False:")], [35]),
