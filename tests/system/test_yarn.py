@@ -191,7 +191,7 @@ def test_more_and_fewer(cluster, ps):
 
 
 def test_servers_in_use_stay(cluster, ps):
-    with pytest.raises(DPSError, match=r"1 containers that are to go still hold servers .* ps\.scale\(1\)"):
+    with pytest.raises(DPSError, match=r"1 workers that are to go still hold servers .* ps\.scale\(1\)"):
         cluster.scale_servers(1, timeout=0.5)
     assert ps.servers() == len(names(cluster, "dps.server")) == 2
 
