@@ -32,8 +32,9 @@ PAUSE_SECONDS = (0.002, 0.05)  # between two looks for the answer: the first pau
 RETRY_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 # Pauses grow slowly, so that a server is found soon after it can answer again: within 1.3 times the time until then.
 RETRY_GROWTH = 1.3
-# Requests to a server whose lease is over, in about 0.7 s, before the controller is asked for the route; and to one
-# whose connections break, before the controller is insisted on. Connections that hang take longer, so fewer are made.
+# A client sends so many requests to a server whose lease is over, in about 0.7 s, before it asks the controller for the
+# route; and so many to a server whose connections break, before it waits for the controller to answer. It sends none
+# after so many seconds, because a connection that hangs takes as long as many that are refused.
 LEASE_TRIES, LEASE_SECONDS = 18, 1.0
 MAX_SETBACKS = 32  # recoveries in a row that lengthen the pause before the next one
 

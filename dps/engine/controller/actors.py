@@ -112,6 +112,7 @@ class ServerActors:
         return self._procedures.spares()
 
     def unused(self) -> int | None:
+        """How many of the spares no parameter server uses; None where servers share workers with ordinary tasks."""
         workers, dedicated = self._workers.candidates()
         return sum(not self._workers.is_used(worker) for worker in workers) if dedicated else None
 

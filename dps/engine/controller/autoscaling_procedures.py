@@ -94,8 +94,9 @@ class AutoscalingProcedures:
         self.followed: AdaptRule | None = None  # rule that the driver gave
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
         self.why = ""  # the reason of the last decision
-        self.workers: int | None = None  # those for servers, if the last look has led to a decision
-        self.workers_wanted: int | None = None  # how many of them there should be
+        # How many workers for servers there are, and should be; None where the last look has led to no decision.
+        self.workers: int | None = None
+        self.workers_wanted: int | None = None
         self._rest = PlacementRest(membership, reports.now)
 
     def begin(self, followed: AdaptRule) -> Procedure[None]:
@@ -140,7 +141,7 @@ class AutoscalingProcedures:
             yield Sleep(interval)
 
     def tick(self, rule: AutoscalingRule) -> Procedure[None]:
-        self.workers = self.workers_wanted = None  # a cluster must not go by what was decided before something changed
+        self.workers = self.workers_wanted = None  # because something may have changed since the last decision
         if self._busy():  # no shard has moved, so earlier samples still count
             self.why = "waits for a checkpoint"
             return

@@ -72,7 +72,10 @@ def held_names(scheduler: DaskScheduler) -> set[str]:
 
 
 def brought_names(about: Mapping[str, Any]) -> Collection[str]:
-    """The same of one worker; `about` is what it has told the scheduler of itself."""
+    """The parameter servers of which one worker has brought servers that may still wait.
+
+    `about` is what the worker has told the scheduler of itself.
+    """
     brought = about.get(HELD)
     return brought["names"] if brought is not None and brought["until"] > time.time() else ()
 

@@ -1,7 +1,7 @@
-"""Which workers of a cluster have servers: a cluster that is to have fewer workers ends those that have none.
+"""Which workers of a cluster have servers, because a cluster that shrinks may end only workers without any.
 
-Workers have the actors of servers. After a scheduler's death they also bring servers of which no controller has made an
-actor yet, and say so.
+A worker has a server if it holds the server's actor. After a scheduler's death a worker may also bring a server that no
+controller has taken over yet, so there is no actor; such a worker has told the scheduler so when it joined.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = ["ScalableCluster", "ServerWorkers", "adapt_status", "check_cluster"]
 
 logger = logging.getLogger(__name__)
 
-JOIN_SECONDS = 5.0  # how long the end waits for a call of the cluster that is under way
+JOIN_SECONDS = 5.0  # for which `close` waits for a call of the cluster that is under way
 
 
 @runtime_checkable
@@ -38,7 +38,7 @@ class ScalableCluster(Protocol):
 
 
 def check_cluster(cluster: object) -> None:
-    """Raise InputTypeError for what cannot start and end workers for servers; None stands for no cluster."""
+    """Raise InputTypeError or InputError if `cluster` cannot start and end workers for servers; None is no cluster."""
     if cluster is not None and not isinstance(cluster, ScalableCluster):
         raise InputTypeError(
             f"cluster={cluster!r} has no method scale_servers(n, timeout), which starts and ends workers for servers: "
@@ -49,8 +49,11 @@ def check_cluster(cluster: object) -> None:
 
 
 def adapt_status(call: Callable[[str], bytes]) -> AdaptStatus | None:
-    """What the controller has decided; None where the number of servers follows the load no more."""
-    return msgspec.msgpack.decode(call("snapshot"), type=Status).adapt  # "status" would ask all servers, too
+    """The last decision of the controller about the number of servers; None if the number is fixed (`ps.scale`).
+
+    `call` asks the controller, as `DriverConnection.call` does.
+    """
+    return msgspec.msgpack.decode(call("snapshot"), type=Status).adapt  # the verb "status" would ask all servers, too
 
 
 class ServerWorkers:
@@ -67,7 +70,7 @@ class ServerWorkers:
         ----------
         cluster : ScalableCluster, optional
         ask : callable
-            What the controller has decided; None where the number of servers follows the load no more.
+            It returns the controller's last decision, or None if the number of servers is fixed; then the thread ends.
         interval : float
             Seconds between two questions.
         """
@@ -102,7 +105,7 @@ def _follow(
                 logger.info("workers for servers: %s -> %s; %s", *decision, status.text)
             cluster.scale_servers(status.workers_wanted, timeout=0)  # the next look tells it again
             failed = ""
-        except Exception as error:  # of the cluster, which may be any object, or because there is no scheduler
+        except Exception as error:  # any, because the cluster may be any object, and the scheduler may be gone
             if (why := f"{type(error).__name__}: {error}") != failed and not closed.is_set():  # each is logged once
                 failed = why
                 logger.warning("the number of workers for servers stays, and is tried again: %s", why)
