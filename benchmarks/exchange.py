@@ -22,8 +22,9 @@ import dps
 from benchmarks.common import Cost, cores, costs
 from benchmarks.peers import KINDS, Bare
 from dps import config
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.ops import NO_CLOCK, PUSH, Op, TableSpec
-from dps.engine.state.partition import bound, group
+from dps.engine.state.partition import group
 from dps.engine.state.shard import make_shard
 from dps.engine.wire.frames import padded
 
@@ -94,7 +95,7 @@ class Local:
 
     def cut(self, keys: np.ndarray) -> list[tuple[Any, int, int]]:
         """(shard, from, to) of keys that are grouped already."""
-        starts = group(keys, self.spec.rows or 0, self.spec.shards).starts.tolist()
+        starts = group(keys, self.spec.shard_map).starts.tolist()
         return [(self.shards[n], a, b) for n, (a, b) in enumerate(itertools.pairwise(starts)) if b > a]
 
     def pull(self, keys: np.ndarray, out: np.ndarray) -> Callable[[], None]:
@@ -110,8 +111,10 @@ class Local:
     def ranges(self) -> list[tuple[Any, int, int]]:
         """(shard, first row, end) of a dense table."""
         assert self.spec.rows is not None
-        edges = [bound(n, self.spec.rows, self.spec.shards) for n in range(self.spec.shards + 1)]
-        return [(shard, a, b) for shard, (a, b) in zip(self.shards, itertools.pairwise(edges), strict=True)]
+        return [
+            (shard, a, b)
+            for shard, (a, b) in zip(self.shards, itertools.pairwise(self.spec.shard_map.edges), strict=True)
+        ]
 
     def pull_all(self, out: np.ndarray) -> Callable[[], None]:
         """A function that pulls all rows of a dense table."""
@@ -134,7 +137,7 @@ def fill(push: Callable[[np.ndarray, np.ndarray], Any], spec: TableSpec, born: i
 
 def fill_local(local: Local, born: int) -> None:
     def push(keys: np.ndarray, values: np.ndarray) -> None:
-        grouped = group(keys, 0, local.spec.shards).keys
+        grouped = group(keys, ShardMap(0, local.spec.shards)).keys
         local.push(grouped, values)()
 
     fill(push, local.spec, born)
@@ -156,7 +159,7 @@ def kernel_call(local: Local, wanted: Wanted, keys: np.ndarray | None, rows: int
     array = np.ones((rows, spec.dim), spec.dtype) if wanted.verb == "pull" else values_for(spec, rows)
     if keys is None:
         return (local.pull_all if wanted.verb == "pull" else local.push_all)(array)
-    grouped = group(keys, spec.rows or 0, spec.shards).keys
+    grouped = group(keys, spec.shard_map).keys
     return (local.pull if wanted.verb == "pull" else local.push)(grouped, array)
 
 

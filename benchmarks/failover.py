@@ -40,6 +40,7 @@ from benchmarks.processes import (
     wait_for,
     whole,
 )
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.partition import group
 from dps.errors import MovedError, ServerGoneError
 
@@ -68,7 +69,7 @@ def batches(shards: int) -> list[np.ndarray]:
     rng, found = np.random.default_rng(0), []
     while len(found) < BATCHES:
         keys = np.unique(rng.integers(0, SPACE, KEYS))
-        if (np.diff(group(keys, 0, shards, TABLE).starts) > 0).all():
+        if (np.diff(group(keys, ShardMap(0, shards), TABLE).starts) > 0).all():
             found.append(keys)
     return found
 
@@ -248,7 +249,7 @@ class Bench:
         keys = np.arange(SPACE, SPACE + 200)
         client.session.fetch_route()
         led = {n for owner, a, b in client.session._tables[TABLE].runs if owner == victim for n in range(a, b)}
-        starts = group(keys, 0, client.session._tables[TABLE].spec.shards, TABLE)
+        starts = group(keys, ShardMap(0, client.session._tables[TABLE].spec.shards), TABLE)
         inside = np.concatenate([starts.keys[starts.starts[n] : starts.starts[n + 1]] for n in sorted(led)])
         return np.sort(inside)
 

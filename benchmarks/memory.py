@@ -26,6 +26,7 @@ from distributed import Client
 import dps
 from benchmarks.common import ROOT, Report, parser
 from benchmarks.exchange import distinct_keys
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.ops import NO_CLOCK, PUSH, Op, TableSpec
 from dps.engine.state.partition import group
 from dps.engine.state.shard import make_shard
@@ -59,11 +60,11 @@ def grow(keys: int, dim: int) -> Growth:
     spec = TableSpec("memory", dim=dim, optimizer=dps.Adagrad(0.1), shards=SHARDS)
     shards = [make_shard(spec, n) for n in range(SHARDS)]
     values = np.full((BATCH, dim), 0.01, np.float32)
-    group(distinct_keys(0, BATCH), 0, SHARDS)
+    group(distinct_keys(0, BATCH), ShardMap(0, SHARDS))
     before = resident()
     found = Growth(keys, 0, 0.0, 0, 0.0, [])
     for start in range(0, keys, BATCH):
-        grouped, starts, _, _ = group(distinct_keys(start, start + BATCH), 0, SHARDS)
+        grouped, starts, _, _ = group(distinct_keys(start, start + BATCH), ShardMap(0, SHARDS))
         edges = starts.tolist()
         ops = [Op(PUSH, grouped[a:b], 0, values[a:b], NO_CLOCK, 1) for a, b in itertools.pairwise(edges)]
         began = time.perf_counter()

@@ -22,6 +22,7 @@ import psutil
 import dps
 from benchmarks.common import Report, parser
 from benchmarks.processes import machines, primaries, server_pid, wait_for, whole
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.partition import group
 
 SERVERS = 3
@@ -184,7 +185,7 @@ def slow_backup(report: Report, ps: dps.ParameterServer, pids: dict[int, int], m
     for count in (100, 10_000):
         keys = keys_of(count, dense=False)
         victim, led = min(primaries(ps, "slow").items())
-        grouping = group(keys, 0, spec.shards, "slow")
+        grouping = group(keys, ShardMap(0, spec.shards), "slow")
         parts = [grouping.keys[grouping.starts[n] : grouping.starts[n + 1]] for n in range(spec.shards) if n not in led]
         for what, chosen in {"backup": np.concatenate(parts), "backup and primary": keys}.items():
             values = np.ones((len(chosen), 16), np.float32)

@@ -20,6 +20,7 @@ from dps.engine.core.requests import part as part_module
 from dps.engine.core.requests.form import Form
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.core.requests.polling import Polling
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.wire import channel, frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, padded
 from dps.errors import RequestTimeoutError
@@ -42,9 +43,7 @@ class Stage:
         self.exchange = plain.Exchange(
             Polling(0.0), lambda: self.now(), self.meter, lambda channel, left: self.idle(channel, left)
         )
-        form = Form(
-            7, FLOAT32.num, 1, rows, servers, (servers - 1).bit_length(), False, [(n, n + 1) for n in range(servers)]
-        )
+        form = Form(7, FLOAT32.num, 1, ShardMap(rows, servers), False, [(n, n + 1) for n in range(servers)])
         terms = requests.core.Terms
         self.pulls = terms(form, 1, most, frames.PULL, 0, False, True, False)
         self.pushes = terms(form, 1, most, frames.PUSH, 0, True, False, False)

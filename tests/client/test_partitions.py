@@ -186,12 +186,17 @@ def test_moves_and_failover_keep_the_rows(servers, pair) -> None:
     check_places(servers, partition)
 
 
+WITHOUT_CELLS = "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),"
+
+
 def test_a_client_that_divides_keys_otherwise_is_refused(servers, pair, monkeypatch) -> None:
     partition, client = pair
     keys = np.arange(40)
     client.push("t", keys, np.ones((40, DIM)))
     before = client.pull("t", keys)
-    monkeypatch.setattr(TableRoute, "__init__", mutant(TableRoute.__init__, "edges, spec.cells)", "edges)"))
+    monkeypatch.setattr(
+        TableRoute, "__init__", mutant(TableRoute.__init__, "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),")
+    )
     with servers.client() as wrong:
         name = type(partition).__name__
         for verb, args in (
@@ -214,12 +219,16 @@ def test_a_server_that_does_not_check_makes_second_rows(servers, monkeypatch) ->
     """The wrong variants: both ways of a request have to check. A client's first push goes the general way."""
     spec = TableSpec("w", shards=SHARDS, partition=dps.BlockPartition(4), dtype="int64")
     keys = np.arange(40)
-    put_variant(monkeypatch, ("request",), "if table.cells is None or", "if True or")
+    put_variant(monkeypatch, ("request",), "if table.shard_map.cells is None or", "if True or")
     servers.start()  # after the change, so that its step is the variant
     servers.table(spec, [3] * SHARDS)
     with servers.client() as client:
         client.push("w", keys, keys + 1)
-        monkeypatch.setattr(TableRoute, "__init__", mutant(TableRoute.__init__, "edges, spec.cells)", "edges)"))
+        monkeypatch.setattr(
+            TableRoute,
+            "__init__",
+            mutant(TableRoute.__init__, "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),"),
+        )
         with servers.client() as wrong:
             assert not wrong.pull("w", keys).all()
             with pytest.raises(InputError, match="divides keys by another rule"):
@@ -359,4 +368,4 @@ def test_sums_of_a_clock_and_named_columns() -> None:
         assert ps.run(train, scheduler.scatter([1, 2])) == [True, True]
         assert len(t) == 64
         np.testing.assert_array_equal(c.pull(keys), ps.tables()["e"].pull(keys))
-        assert dataclasses.replace(t.spec, partition=dps.HashPartition()).cells is None
+        assert dataclasses.replace(t.spec, partition=dps.HashPartition()).shard_map.cells is None

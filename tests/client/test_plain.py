@@ -29,6 +29,7 @@ from dps.engine.core.requests.call import LAST_NUMBER
 from dps.engine.core.requests.form import Form
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.core.requests.polling import Polling
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import group
 from dps.engine.telemetry import trainer_meter
@@ -481,7 +482,7 @@ def test_what_is_sent_later_is_what_was_asked(client) -> None:
     """Requests of asynchronous calls are lost; what is sent again is what was asked, though the arrays have changed."""
     values = KEYS.repeat(2).reshape(6, 2).astype(np.float32)
     client.assign("a", KEYS, values)
-    for keys in (group(KEYS, 0, 4).keys, KEYS[::-1].copy()):  # grouped already; in another order
+    for keys in (group(KEYS, ShardMap(0, 4)).keys, KEYS[::-1].copy()):  # grouped already; in another order
         before = keys.copy()
         with lost(client):
             pulled, pushed = client.pull_async("a", keys), client.push_pull_async("ftrl", keys, values[:, 0].copy())
@@ -570,7 +571,7 @@ def test_an_answer_is_checked(name: str) -> None:
     with ours, theirs:
         answer = encode_header(BAD[name]) + np.array([3, 4], np.float32).tobytes()
         theirs.sendall(answer)
-        form = Form(7, np.dtype("float32").num, 1, 0, 1, 0, False, [(0, 1)])
+        form = Form(7, np.dtype("float32").num, 1, ShardMap(0, 1), False, [(0, 1)])
         meter = CallMeter(0.0)
         exchange = plain.Exchange(Polling(0.0), time.monotonic, meter, lambda channel, left: None)
         peer = SimpleNamespace(stream=channel.Stream(ours.fileno()), traffic=channel.Traffic(), is_plain=True)
@@ -623,7 +624,7 @@ def test_a_large_request_waits_for_rows_that_are_owed() -> None:
         exchange = plain.Exchange(Polling(0.0), time.monotonic, CallMeter(0.0), idle)
         peer = SimpleNamespace(stream=channel.Stream(ours.fileno()), traffic=channel.Traffic(), is_plain=True)
         peer.acknowledged = lambda number: False
-        form = Form(7, np.dtype("float32").num, 1, 0, 1, 0, False, [(0, 1)])
+        form = Form(7, np.dtype("float32").num, 1, ShardMap(0, 1), False, [(0, 1)])
         terms = requests.core.Terms(form, 1, 1 << 22, frames.PULL, 0, False, True, False)
         asked = (plain.Wires([peer]), terms, keys, None, None)
         try:
@@ -767,7 +768,7 @@ def test_a_request_is_not_written_to_a_socket_that_is_closed(ended: bool) -> Non
         theirs.setblocking(False)
         stream = channel.Stream(ours.fileno())
         stream.ended = ended
-        form = Form(7, np.dtype("float32").num, 1, 0, 1, 0, False, [(0, 1)])
+        form = Form(7, np.dtype("float32").num, 1, ShardMap(0, 1), False, [(0, 1)])
         terms = requests.core.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)
         (part,) = plain.parts_of(requests.core.Call.of(terms, Origin(2), np.array([8, 9]), None, None))
         left = b"".join(stream.write(part, 3))

@@ -13,6 +13,7 @@ import dps
 from dps.engine.client import scans as module
 from dps.engine.client.inputs import KeyRange, as_key_range
 from dps.engine.client.scans import RangeScan, Scans
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.server.requests import ServerRole
 from dps.engine.state import scan as rule
 from dps.engine.state.ops import TableSpec
@@ -140,7 +141,7 @@ PARTITIONS += [partition_of(lambda keys: keys // 5)]
 def test_all_shards_with_keys_of_the_range_are_asked(partition, first, count) -> None:
     spec = TableSpec("t", shards=16, partition=partition)
     asked = RangeScan(spec, KeyRange(first, first + count - 1), True).shards
-    starts = group(np.arange(first, first + count), 0, 16, cells=spec.cells).starts
+    starts = group(np.arange(first, first + count), ShardMap(0, 16, spec.shard_map.cells)).starts
     assert {*np.flatnonzero(np.diff(starts)).tolist()} <= {*asked}
     if not isinstance(partition, dps.FieldPartition | type(PARTITIONS[-1])):
         assert len(asked) == np.count_nonzero(np.diff(starts)), "a shard without keys of the range is asked"

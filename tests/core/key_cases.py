@@ -9,6 +9,7 @@ import streams
 from merging import coalesce
 from oracles import crafted
 
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.core.shards.index import KeyIndex
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.partition import group, hash_keys
@@ -36,7 +37,7 @@ def batch(kind: str, rows: int, shards: int) -> np.ndarray:
     if kind in ("by hash", "by shard", "ascending"):
         keys = np.unique(keys) if rows or kind == "ascending" else keys[np.argsort(hashed(keys), kind="stable")]
     if kind == "by shard":
-        grouped = group(keys, rows, shards)
+        grouped = group(keys, ShardMap(rows, shards))
         parts = np.split(grouped.keys, grouped.starts[1:-1])
         keys = np.concatenate([part[::-1] for part in parts])
     few = {"none": keys[:0], "one": keys[:1], "same": np.repeat(keys[:1], 50)}
@@ -47,7 +48,7 @@ def grouping_case(kind: str, rows: int) -> dict[str, np.ndarray]:
     """A batch cut by shard, for several numbers of shards; its repeats; and the places in the caller's order."""
     made = {}
     for shards in SHARDS[:-1] if rows else SHARDS:
-        grouped = group(batch(kind, rows, shards), rows, shards)
+        grouped = group(batch(kind, rows, shards), ShardMap(rows, shards))
         merged = coalesce(grouped)
         parts = [grouped.keys, grouped.starts, NOT_GROUPED if grouped.order is None else grouped.order]
         parts.append(np.array([grouped.distinct, merged is not None]))
@@ -65,7 +66,7 @@ def refused(name: str) -> dict[str, np.ndarray]:
             keys = streams.integers(name, 9, 0, 100)
             keys[place] = wrong
             try:
-                results.append(group(keys, 100, 3).starts[1])
+                results.append(group(keys, ShardMap(100, 3)).starts[1])
             except KeyRangeError:
                 results.append(-1)
     return {"results": np.array(results)}

@@ -18,6 +18,7 @@ from dps.engine.core.requests.call import Call, Terms
 from dps.engine.core.requests.form import Form
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.core.requests.part import Part, parts_of
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.partition import group
 from dps.engine.wire import frames
 from dps.engine.wire.frames import decode_header, padded
@@ -27,7 +28,7 @@ DIM = 3
 
 
 def terms_of(*, pushes: bool, answered: bool = True, merges: bool = False, shards: int = 4) -> Terms:
-    form = Form(7, FLOAT32, DIM, 0, shards, shards.bit_length() - 1, False, [(0, 1), (1, shards)])
+    form = Form(7, FLOAT32, DIM, ShardMap(0, shards), False, [(0, 1), (1, shards)])
     return Terms(form, 5, 1 << 20, frames.PUSH if pushes else frames.PULL, 0, pushes, answered, merges)
 
 
@@ -54,7 +55,7 @@ def frame_of(part: Part, number: int) -> bytes:
 def test_requests_say_what_the_grouping_says(keys: np.ndarray, merges: bool, own: bool) -> None:
     rows = np.random.default_rng(0).normal(size=(len(keys), DIM)).astype("float32")
     call = prepared(keys, rows, merges=merges)
-    grouping = group(keys.copy(), 0, 4)
+    grouping = group(keys.copy(), ShardMap(0, 4))
     sums = rows.copy() if grouping.order is None else rows[grouping.order]
     merged = coalesce(grouping) if merges else None
     if merged is not None:
@@ -80,7 +81,7 @@ def test_requests_say_what_the_grouping_says(keys: np.ndarray, merges: bool, own
 def test_answers_may_arrive_in_any_pieces(keys: np.ndarray, merges: bool, data: st.DataObject) -> None:
     table = np.random.default_rng(1).normal(size=(101, DIM)).astype("float32")
     call = prepared(keys, np.zeros((len(keys), DIM), "float32"), merges=merges)
-    grouping = group(keys, 0, 4)
+    grouping = group(keys, ShardMap(0, 4))
     merged = coalesce(grouping) if merges else None
     sent = (grouping if merged is None else merged[0]).keys
     starts = (grouping if merged is None else merged[0]).starts
@@ -115,8 +116,9 @@ class Carried(NamedTuple):
     weights: dict[tuple[int, int], int]  # rows of data
 
 
-def carried(parts: list[Part], table: int, dense: bool, shards: int) -> Carried:
-    """Read the requests of some parts, to a table of so many shards."""
+def carried(parts: list[Part], table: int, shard_map: ShardMap) -> Carried:
+    """Read the requests of some parts, to a table with these shards."""
+    dense = shard_map.rows > 0
     content: dict[tuple[int, int], tuple[list[int], bytes]] = {}
     weights: dict[tuple[int, int], int] = {}
     for n, part in enumerate(parts):
@@ -130,7 +132,7 @@ def carried(parts: list[Part], table: int, dense: bool, shards: int) -> Carried:
         rows = frame[64 + 8 * at :]
         for shard in range(header.shard, header.shard + header.shards):
             if dense:
-                first, end = shard * ROWS // shards, (shard + 1) * ROWS // shards
+                first, end = shard_map.edges[shard : shard + 2]
                 count = max(0, min(end, header.start + header.count) - max(first, begin))
                 keys = list(range(begin, begin + count))
                 begin += count
@@ -154,22 +156,27 @@ runs_of = st.sets(st.integers(1, SHARDS - 1)).map(lambda cuts: list(itertools.pa
 @given(
     data=st.data(),
     first=runs_of,
-    then=st.lists(st.tuples(runs_of, st.sampled_from([1, 1, 2, 4])), max_size=3),
+    then=st.lists(st.tuples(runs_of, st.sampled_from(["same", "same", "halved", "quartered", "cut"])), max_size=3),
     own=st.booleans(),
 )
 def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, then: list, own: bool) -> None:
-    """By any routes, after each other, also where the table is split in between: the same keys and rows of each op, in
-    the shards that there are then, and the same rows of data. An op has the next keys of the caller, whatever the
-    shards are, and repeated keys are merged before, by their first places."""
+    """By any routes, after each other, also where the table, or one shard, is split in between: the same keys and rows
+    of each op, in the shards that there are then, and the same rows of data. An op has the next keys of the caller,
+    whatever the shards are, and repeated keys are merged before, by their first places."""
     dense, weight = data.draw(st.booleans()), data.draw(st.sampled_from([-1, 0, 5]))
     merges = not dense and data.draw(st.booleans())
     most = data.draw(st.one_of(st.just(1), st.integers(1, 400)))  # 1: each chunk has one key
-    forms, counts = [], []
-    for n, (runs, more) in enumerate([(first, 1), *then]):
-        counts.append(more * counts[-1] if n else SHARDS)
-        edges = [(a * counts[n] // SHARDS, b * counts[n] // SHARDS) for a, b in runs]
-        bits = counts[n].bit_length() - 1
-        forms.append(Form(7 + n, FLOAT32, DIM, ROWS if dense else 0, counts[n], bits, False, edges))
+    forms, maps = [], []
+    start = edges = ShardMap(ROWS if dense else 0, SHARDS).edges
+    for n, (runs, change) in enumerate([(first, "same"), *then]):
+        for _ in range(("same", "halved", "quartered").index(change) if change != "cut" else 0):
+            edges = tuple(sorted({*edges, *((a + b) // 2 for a, b in itertools.pairwise(edges))}))
+        if change == "cut":
+            edges = tuple(sorted({*edges, data.draw(st.integers(1, edges[-1] - 1))}))
+        maps.append(ShardMap(ROWS if dense else 0, len(edges) - 1, None, edges))
+        numbers = [edges.index(edge) for edge in start]
+        here = [(numbers[a], numbers[b]) for a, b in runs]
+        forms.append(Form(7 + n, FLOAT32, DIM, maps[n], False, here))
     if dense:
         begin, end = sorted(data.draw(st.tuples(st.integers(0, ROWS), st.integers(0, ROWS))))
         keys: object = slice(begin, end)
@@ -197,18 +204,19 @@ def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, t
             parts = [fresh for part in parts for fresh in part.again(form, [])]
         if own and n == 1:
             call.own()
-        seen = carried(parts, 7 + n, dense, counts[n])
+        seen = carried(parts, 7 + n, maps[n])
         named = np.arange(begin, begin + count) if dense else keys
-        shards = np.searchsorted(np.arange(1, counts[n]) * ROWS // counts[n], named, "right")
-        shards = shards if dense else shards_of(keys, counts[n])
+        shards = np.searchsorted(maps[n].edges, named if dense else shards_of(keys, 4096), "right") - 1
         for number in range(call.numbers):
             chunk = np.arange(count)[number * a_chunk : (number + 1) * a_chunk]
-            for shard in range(counts[n]):
+            for shard in range(maps[n].shards):
                 mine = chunk[shards[chunk] == shard]
                 expected = (named[mine].tolist(), rows[mine].tobytes()) if len(mine) else None
                 assert seen.content.get((3 + number, shard)) == expected
         if weight > 0:  # all shards divide by the same number, which counts once
-            assert {place for place, said in seen.weights.items() if said > 0} == {(3, s) for s in range(counts[n])}
+            assert {place for place, said in seen.weights.items() if said > 0} == {
+                (3, s) for s in range(maps[n].shards)
+            }
         assert all(said == (weight if number == 3 else min(weight, 0)) for (number, _), said in seen.weights.items())
 
 
@@ -217,7 +225,7 @@ def shards_of(keys: np.ndarray, shards: int) -> np.ndarray:
 
 
 def test_a_certified_answer_is_put_in_place_behind_its_arrival() -> None:
-    form = Form(7, FLOAT32, DIM, 0, 1, 0, False, [(0, 1)])
+    form = Form(7, FLOAT32, DIM, ShardMap(0, 1), False, [(0, 1)])
     keys = np.array([3, 1, 2])
     call = Call.of(
         Terms(form, 5, 1 << 20, frames.PULL, frames.CERTIFICATE, False, True, False), Origin(2), keys, None, None

@@ -34,7 +34,7 @@ class Shards:
 
     def grouped(self, keys: np.ndarray) -> list[tuple[DenseShard | KeyedShard, np.ndarray]]:
         """The keys of each shard that has some."""
-        made = group(np.unique(keys), self.spec.rows or 0, self.spec.shards, self.spec.name, self.spec.cells)
+        made = group(np.unique(keys), self.spec.shard_map)
         parts = [made.keys[a:b] for a, b in zip(made.starts[:-1], made.starts[1:], strict=True)]
         return [(shard, own) for shard, own in zip(self.shards, parts, strict=True) if len(own)]
 

@@ -12,6 +12,7 @@ from lone_server import LoneServer
 from noticing import assert_noticed
 
 import dps
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.functions.rows import Effect
 from dps.engine.server import functions as module
 from dps.engine.server.beside_thread import Outcome
@@ -78,7 +79,7 @@ class Stage:
 
     def keys(self) -> list[np.ndarray]:
         """The keys of each shard."""
-        parts = group(KEYS, 0, 2)
+        parts = group(KEYS, ShardMap(0, 2))
         return [parts.keys[a:b] for a, b in itertools.pairwise(parts.starts.tolist())]
 
     def tell(self, kind: int, number: int, body: bytes = b"", **fields: int) -> bytes:

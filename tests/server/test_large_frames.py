@@ -130,7 +130,7 @@ class Talk:
             flags, fields["start"] = RANGE, int(rng.integers(spec.rows - count + 1))
         else:
             keys = rng.choice(spec.rows or 100_000, count, replace=False).astype(np.int64)
-            parts = group(keys, spec.rows or 0, spec.shards)
+            parts = group(keys, spec.shard_map)
             body = np.diff(parts.starts).astype(np.int64).tobytes() + parts.keys.tobytes()
         if pushed:
             values = rng.normal(size=(count, spec.dim)).astype(spec.dtype)

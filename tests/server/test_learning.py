@@ -49,7 +49,7 @@ class Feeder:
         spec, rng = self.spec, self.rng
         self.number += 1
         keys = rng.choice(KEYS, rng.integers(1, 20), replace=False)
-        parts = group(np.sort(keys), spec.rows or 0, spec.shards)
+        parts = group(np.sort(keys), spec.shard_map)
         values = rng.integers(0, 9, (len(keys), spec.dim)).astype(spec.dtype)
         rule = [PUSH, ADD, ASSIGN][rng.integers(3)]
         self.clock += int(rng.integers(2))

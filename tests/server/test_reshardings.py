@@ -9,6 +9,7 @@ import pytest
 from oracles import mutant
 
 import dps
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.server import resharding
 from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica
@@ -17,14 +18,14 @@ from dps.engine.state.life import life_of
 from dps.engine.state.merging import merged
 from dps.engine.state.ops import ADD, Op, TableSpec
 from dps.engine.state.partition import group
-from dps.engine.state.resharding import resharded
+from dps.engine.state.resharding import equal_edges, resharded
 from dps.engine.state.shard import make_shard
 from dps.errors import LimitError, MovedError
 
 ROWS = 2000
 OLD = TableSpec("w", dtype="int64", shards=2, id=1)
-NEW = resharded(OLD, 4, number=2)
-KEYS = group(np.arange(ROWS), 0, 2)
+NEW = resharded(OLD, equal_edges(OLD, 4), number=2)
+KEYS = group(np.arange(ROWS), ShardMap(0, 2))
 OF_SHARD = [KEYS.keys[KEYS.starts[n] : KEYS.starts[n + 1]] for n in range(2)]
 KEY = int(OF_SHARD[1][5])
 
@@ -39,7 +40,11 @@ class Owner:
         self.relay = SimpleNamespace(pace=DumpPace(lambda: 0, lambda: 0.0))
         self.memory = SimpleNamespace(fits=lambda nbytes: nbytes < self.memory.limit, limit=1 << 30, used=77)
         self.made: list[tuple[TableSpec, list[Replica]]] = []
-        self.tables = {spec.id: SimpleNamespace(spec=spec, replicas={n: self.replica(n) for n in range(spec.shards)})}
+        self.tables = {
+            spec.id: SimpleNamespace(
+                spec=spec, shard_map=spec.shard_map, replicas={n: self.replica(n) for n in range(spec.shards)}
+            )
+        }
 
     @property
     def replicas(self) -> dict[int, Replica]:
@@ -110,7 +115,7 @@ def test_rows_that_were_pushed_since_they_were_copied_are_copied_in_the_freeze(o
 
 
 def test_shards_are_merged_in_the_same_way(owner):
-    begun = Reshardings(owner).of(1, merged(OLD, 1, 2), [0, 1])
+    begun = Reshardings(owner).of(1, merged(OLD, equal_edges(OLD, 1), 2), [0, 1])
     turns(begun.copy_ahead)
     push(owner.replicas[1])
     owner.rest()
@@ -159,7 +164,7 @@ def test_without_rows_copied_ahead_all_are_copied_in_the_freeze(owner):
 def test_rows_with_a_budget_are_copied_in_the_freeze_only():
     spec = TableSpec("w", dtype="int64", shards=2, id=1, life=life_of(None, "1 MB", "lru"))
     owner = Owner(spec)
-    begun = Reshardings(owner).of(1, resharded(spec, 4, number=2), [0, 1])
+    begun = Reshardings(owner).of(1, resharded(spec, equal_edges(spec, 4), number=2), [0, 1])
     assert turns(begun.copy_ahead) == 0
     assert owner.replicas[0].shard.pins == 0
     owner.rest()
@@ -213,7 +218,7 @@ def test_another_one_of_the_table_takes_its_place(owner):
     reshardings = Reshardings(owner)
     first = reshardings.of(1, NEW, [0, 1])
     turns(first.copy_ahead)
-    second = reshardings.of(1, resharded(OLD, 8, number=3), [0, 1])
+    second = reshardings.of(1, resharded(OLD, equal_edges(OLD, 8), number=3), [0, 1])
     with pytest.raises(MovedError, match="was given up"):
         first.turn()
     turns(second.copy_ahead)

@@ -36,7 +36,7 @@ ROOM = 120_000  # bytes beside those of empty tables
 
 
 def push(spec: TableSpec, keys: np.ndarray, **fields: int) -> bytes:
-    parts = group(keys, 0, spec.shards)
+    parts = group(keys, spec.shard_map)
     columns = 0 if fields.get("flags") == frames.RULE_DELETE else spec.dim
     values = np.ones((len(keys), columns), spec.dtype)
     body = np.diff(parts.starts).astype(np.int64).tobytes() + parts.keys.tobytes()

@@ -78,7 +78,7 @@ def padded_bytes(array: np.ndarray) -> bytes:
 
 def keyed(spec: TableSpec, kind: int, keys: np.ndarray, values: np.ndarray | None = None, **fields) -> bytes:
     """A request for keys, which has a count for each shard."""
-    parts = group(np.asarray(keys, np.int64), spec.rows or 0, spec.shards)
+    parts = group(np.asarray(keys, np.int64), spec.shard_map)
     body = np.diff(parts.starts).astype(np.int64).tobytes() + parts.keys.tobytes()
     if values is not None:
         body += padded_bytes(values.astype(spec.dtype))

@@ -14,12 +14,11 @@ Where programs delete rows, too, a row need not have all ops: `expected_deletion
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import operator
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ import dps
 from dps.engine.client.ticket import Certificate
 from dps.engine.functions.rows import Rows
 from dps.engine.state.ops import NO_CLOCK, TableSpec
-from dps.engine.state.partition import group
+from dps.engine.state.resharding import equal_edges
 from dps.errors import ControllerGoneError
 from dps.functions import deleting
 
@@ -88,19 +87,18 @@ class ExpectedTable:
     def __init__(self, spec: TableSpec, authors: int):
         self.spec, self.name = spec, spec.name
         self.keys = KEYED if spec.keyed else np.arange(spec.rows or 0)
-        self.shard = self.shards_of(spec.shards)
+        self.shard = self.shards_of(spec.shard_map.edges)
         self.collects = spec.aggregate is not None
         self.touched = {key: [0] * authors for key in self.keys.tolist()}  # key: by author, marks of the ops on its row
         self.seqs: list[list[tuple[int, int]]] = [[] for _ in range(authors)]  # (clock, number) by digit
         self.excused: Callable[[int, int], int] = lambda shard, author: 0  # marks of the ops that may be lost
         self.issued, self.acknowledged = [0] * authors, [0] * authors  # marks, by author
 
-    def shards_of(self, count: int) -> dict[int, int]:
-        """The shard of each key, where the table is cut into so many."""
-        spec = dataclasses.replace(self.spec, shards=count) if self.spec.keyed else self.spec
-        shards = group(self.keys, spec.rows or 0, count, spec.name, spec.cells)
-        order = np.arange(len(self.keys)) if shards.order is None else shards.order
-        return {int(self.keys[j]): n for n in range(count) for j in order[slice(*shards.starts[n : n + 2])]}
+    def shards_of(self, edges: Sequence[int]) -> dict[int, int]:
+        """The shard of each key, where the shards of the table have these edges."""
+        places = self.spec.shard_map.places(self.keys)
+        shards = np.searchsorted(edges, places, side="right") - 1
+        return dict(zip(self.keys.tolist(), shards.tolist(), strict=True))
 
     def draw(self, author: int, seq: tuple[int, int], keys: np.ndarray, deletes: bool = False) -> int:
         """Put one more op on these rows into an author's program; its digit."""
@@ -188,7 +186,7 @@ class ExpectedTable:
 
         `origins`: author -> origin, of the authors that are checked.
         """
-        shard_of = self.shards_of(certificate.table_shards)
+        shard_of = self.shards_of(certificate.edges)
         for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
             last, shard = certificate.shards[shard_of[key]], self.shard[key]
             for author, origin in origins.items():
@@ -343,9 +341,9 @@ class ExpectedContents:
         """Assert at the end that every op is in the tables, once; of a client that died, its acknowledged ops."""
         for table in self.tables:
             if self.splits:  # a client that died may have sent an op again to some of the new shards
-                table.shard = table.shards_of(client.session.route(table.name).spec.shards)
+                table.shard = table.shards_of(client.session.route(table.name).spec.shard_map.edges)
             if self.merges:  # or of those that there were before they were merged
-                table.shard = table.shards_of(FINEST * table.spec.shards)
+                table.shard = table.shards_of(equal_edges(table.spec, FINEST * table.spec.shards))
             most = [table.before(n, math.inf) if n in self.done else table.issued[n] for n in self.authors]
             rows = client.pull(table.name, table.keys).reshape(len(table.keys), -1)
             table.check("the end", table.keys, rows, table.acknowledged, most)

@@ -109,7 +109,7 @@ class DeletingTable(ExpectedTable):
         return {}
 
     def certify(self, keys: np.ndarray, rows: np.ndarray, certificate: Any, origins: dict[int, int]) -> None:
-        shard_of = self.shards_of(certificate.table_shards)
+        shard_of = self.shards_of(certificate.edges)
         for key, row in zip(keys, rows, strict=True):
             last = certificate.shards[shard_of[int(key)]]
             least, most = [0] * len(self.seqs), list(self.issued)

@@ -250,14 +250,14 @@ WRONG = {  # and where to look first
         [(server_requests, "late_rows", "if lacks is None else", "if True else")],
         [6],
     ),
-    "parts of an op are sent one by one": ([(TableRoute, "merges", "self.spec.shards <", "0 >")], [104]),
+    "parts of an op are sent one by one": ([(TableRoute, "merges", "not self.spec", "not 1 and self.spec")], [104]),
     "a part that was answered stays away": (
         [(ledger_parts, "_arrays", "[origins, attempts, latest, last]", "[origins, attempts, clocks[0], numbers[0]]")],
         [6],
     ),
     "shards are merged where they do not lie together": (
         [
-            (ReshardingProcedures, "_cut_anew", "if wanted < old", "if 0 and wanted < old"),
+            (ReshardingProcedures, "_cut_anew", "if made.shards < spec", "if 0 and made.shards < spec"),
             (Freezes, "publish_anew", "set(old[n].chain) != set(old[group[0]].chain)", "False"),
         ],
         [56],

@@ -291,7 +291,14 @@ def test_the_end_of_a_run_that_forgets_a_table_is_caught(monkeypatch):
 BROKEN = "[p.chain[:1] for p in places] != [(n,) for n in freeze.heads] or not all(p.stepping_down for p in places)"
 WRONG = {  # and where to look first
     "parts begin without a ledger": (
-        [(Division, "finish", "divided_ledger(self.shard.ledger, n, len(self._parts))", "type(self.shard.ledger)()")],
+        [
+            (
+                Division,
+                "finish",
+                "divided_ledger(self.shard.ledger, *self.spec.shard_map.edges[number : number + 2])",
+                "type(self.shard.ledger)()",
+            )
+        ],
         [],
     ),
     "rows that changed while they were copied are not copied again": (

@@ -21,7 +21,7 @@ from dps.engine.state.beside import MadeBeside
 from dps.engine.state.merging import Merger, merged
 from dps.engine.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.engine.state.optimizers import Optimizer
-from dps.engine.state.resharding import Division, resharded
+from dps.engine.state.resharding import Division, equal_edges, resharded
 from dps.engine.state.schedules import StalenessAware
 from dps.engine.state.shard import DenseShard, KeyedShard, Shard, make_shard
 from dps.engine.state.snapshot import Cut
@@ -249,12 +249,12 @@ def parts_and_merged_shards_keep_the_lead() -> None:
     shards = [make_shard(spec, n) for n in range(2)]
     shards[0].apply(push([0], 4, origin=1))
     shards[1].apply(push([7], 6, origin=2))
-    merger = Merger(shards, merged(spec, 1, number=2))
+    merger = Merger(shards, merged(spec, [0, 8], number=2))
     while merger.step(max_bytes=8):
         pass
     whole = merger.finish()[0]
     assert (whole.lead.clock, whole.lead.origin) == (6, 2)
-    division = Division(shards[0], resharded(spec, 4, number=3))
+    division = Division(shards[0], resharded(spec, equal_edges(spec, 4), number=3))
     while division.step(max_bytes=8):
         pass
     assert [(part.lead.clock, part.lead.origin) for part in division.finish().values()] == [(4, 1)] * 2

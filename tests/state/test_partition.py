@@ -15,8 +15,9 @@ from oracles import crafted, mix, unmix
 
 from dps.engine.core import grouping
 from dps.engine.core.grouping import sum_repeats
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state import partition
-from dps.engine.state.partition import Grouping, bound, group, hash_keys, shard_bits
+from dps.engine.state.partition import Grouping, group, hash_keys
 from dps.errors import KeyRangeError
 
 LAST = 2**63 - 1
@@ -55,10 +56,10 @@ def test_the_hash_is_fixed_for_ever() -> None:
 def test_placement_is_fixed_for_ever() -> None:
     keys = np.array(list(PINNED), np.int64)
     for shards in (1, 2, 8, 4096):
-        placed = group(keys, 0, shards)
-        expected = np.sort([h >> 64 - shard_bits(shards) for h in PINNED.values()])
+        placed = group(keys, ShardMap(0, shards))
+        expected = np.sort([h >> 65 - shards.bit_length() for h in PINNED.values()])
         np.testing.assert_array_equal(np.repeat(np.arange(shards), np.diff(placed.starts)), expected)
-    dense = group(np.arange(10), 10, 3)
+    dense = group(np.arange(10), ShardMap(10, 3))
     assert dense.starts.tolist() == [0, 3, 6, 10]
 
 
@@ -74,7 +75,7 @@ def test_every_hash_has_its_key(h: int) -> None:
 
 
 def test_neighbours_are_scattered() -> None:
-    counts = np.diff(group(np.arange(100_000), 0, 64).starts)
+    counts = np.diff(group(np.arange(100_000), ShardMap(0, 64)).starts)
     assert counts.sum() == 100_000
     assert np.abs(counts - 100_000 / 64).max() < 6 * (100_000 / 64) ** 0.5
 
@@ -85,22 +86,22 @@ def test_neighbours_are_scattered() -> None:
 def test_every_row_belongs_to_one_shard() -> None:
     for rows in range(1, 41):
         for shards in range(1, rows + 1):
-            edges = [bound(s, rows, shards) for s in range(shards + 1)]
+            edges = [s * rows // shards for s in range(shards + 1)]
             assert edges[0] == 0
             assert edges[-1] == rows
             assert min(np.diff(edges)) >= 1
             assert max(np.diff(edges)) - min(np.diff(edges)) <= 1
-            assert group(np.arange(rows), rows, shards).starts.tolist() == edges
-            np.testing.assert_array_equal(group(np.arange(rows)[::-1].copy(), rows, shards).starts, edges)
+            assert group(np.arange(rows), ShardMap(rows, shards)).starts.tolist() == edges
+            np.testing.assert_array_equal(group(np.arange(rows)[::-1].copy(), ShardMap(rows, shards)).starts, edges)
 
 
 @given(rows=st.integers(1, 2**40), shards=st.integers(1, 4096), data=st.data())
 def test_large_tables_are_cut_where_bound_says(rows: int, shards: int, data) -> None:
     shards = min(shards, rows)
-    edges = [bound(s, rows, shards) for s in range(shards + 1)]
+    edges = [s * rows // shards for s in range(shards + 1)]
     near = st.sampled_from(edges).flatmap(lambda e: st.integers(max(0, e - 1), min(rows - 1, e + 1)))
     keys = data.draw(st.lists(st.one_of(near, st.integers(0, rows - 1)), min_size=1, max_size=20))
-    placed = group(np.array(keys, np.int64), rows, shards)
+    placed = group(np.array(keys, np.int64), ShardMap(rows, shards))
     shard_numbers = np.repeat(np.arange(shards), np.diff(placed.starts))
     assert shard_numbers.tolist() == [bisect_right(edges, key) - 1 for key in placed.keys.tolist()]
 
@@ -111,7 +112,7 @@ def test_a_row_outside_is_named(bad: int, place: int) -> None:
     keys = np.array([3, 9, 0, 4])
     keys[place] = bad
     with pytest.raises(KeyRangeError, match=rf"table 'w' has rows 0 to 9; key {bad} \(number {place}\) is outside"):
-        group(keys, 10, 4, "w")
+        group(keys, ShardMap(10, 4), "w")
 
 
 # ---- grouping -------------------------------------------------------------------------------------------------------
@@ -119,14 +120,14 @@ def test_a_row_outside_is_named(bad: int, place: int) -> None:
 
 def shard_of(keys: np.ndarray, rows: int, shards: int) -> np.ndarray:
     if rows:
-        edges = [bound(s, rows, shards) for s in range(shards + 1)]
+        edges = [s * rows // shards for s in range(shards + 1)]
         return np.searchsorted(edges, keys, side="right") - 1
     return np.array([mix(k) * shards >> 64 for k in keys.tolist()], np.int64)
 
 
 def check_group(keys: np.ndarray, rows: int, shards: int) -> Grouping:
     kept = keys.copy()
-    found = group(keys, rows, shards)
+    found = group(keys, ShardMap(rows, shards))
     place = shard_of(keys, rows, shards)
     order = np.argsort(place, kind="stable")
     np.testing.assert_array_equal(keys, kept)
@@ -283,7 +284,7 @@ def test_every_type_of_c_with_the_same_numbers_is_taken() -> None:
     for dtype in (np.int_, np.longlong):
         check_group(keys.astype(dtype), 0, 4)
     with pytest.raises(TypeError, match="this is >i8"):
-        group(keys.astype(">i8"), 0, 4)
+        group(keys.astype(">i8"), ShardMap(0, 4))
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
@@ -291,17 +292,17 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(
         TypeError, match=r"contiguous array of int64 wanted, and this is int64 of shape \(2,\), strides"
     ):
-        grouping.survey(keys[::2], 0, 2, 1, starts)
+        grouping.survey(keys[::2], ShardMap(0, 2), starts)
     with pytest.raises(TypeError, match="this is int32"):
-        grouping.survey(order, 0, 2, 1, starts)
+        grouping.survey(order, ShardMap(0, 2), starts)
     frozen = starts.copy()
     frozen.flags.writeable = False
     with pytest.raises(TypeError, match="writeable: False"):
-        grouping.survey(keys, 0, 2, 1, frozen)
+        grouping.survey(keys, ShardMap(0, 2), frozen)
     with pytest.raises(ValueError, match="3 starts for 4 shards"):
-        grouping.survey(keys, 0, 4, 2, starts)
+        grouping.survey(keys, ShardMap(0, 4), starts)
     with pytest.raises(ValueError, match="do not fit 4 keys and 2 shards"):
-        grouping.scatter(keys, 0, 2, 1, starts, order[:3], keys.copy())
+        grouping.scatter(keys, ShardMap(0, 2), starts, order[:3], keys.copy())
     with pytest.raises(ValueError, match="do not fit 4 keys"):
         grouping.find_repeats(keys, np.array([0, 2, 5]), order)
     with pytest.raises(ValueError, match="place 7, and there are 4 distinct keys"):

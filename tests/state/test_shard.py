@@ -16,7 +16,7 @@ import dps
 from dps.engine.state import shard as module
 from dps.engine.state.dtypes import FLOATS
 from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
-from dps.engine.state.partition import bound, group
+from dps.engine.state.partition import group
 from dps.engine.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, make_shard
 from dps.errors import KeyRangeError, StoppedError
 
@@ -110,14 +110,14 @@ def pushed(spec: TableSpec, pushes, settle: bool = True) -> tuple[np.ndarray, in
     """Values of all keys after pushes (rule, keys, values, clock, parties), cut by shard as a client does it."""
     shards = [make_shard(spec, n) for n in range(spec.shards)]
     for rule, keys, values, clock, parties in pushes:
-        batch = group(keys, spec.rows or 0, spec.shards)
+        batch = group(keys, spec.shard_map)
         order = np.arange(len(keys)) if batch.order is None else batch.order
         for n in np.flatnonzero(np.diff(batch.starts)):
             a, b = batch.starts[n : n + 2]
             shards[n].apply(Op(rule, batch.keys[a:b], 0, values[order[a:b]], clock, parties))
     every = np.array(KEYS if spec.keyed else range(spec.rows), np.int64)
     out = np.empty((len(every), spec.dim), spec.dtype)
-    batch = group(every, spec.rows or 0, spec.shards)
+    batch = group(every, spec.shard_map)
     for n, shard in enumerate(shards):
         shard.settle(keep=settle)
         a, b = batch.starts[n : n + 2]
@@ -335,7 +335,7 @@ def test_growth_moves_no_number(monkeypatch, width: int, least: int) -> None:
 def test_checks_name_shard_and_rows() -> None:
     spec = TableSpec("w", rows=10, shards=3)
     shard = DenseShard(spec, 1)
-    assert (shard.low, shard.high) == (bound(1, 10, 3), bound(2, 10, 3)) == (3, 6)
+    assert (shard.low, shard.high) == (3, 6)
     for keys, start, count in [([3, 5], 0, 2), ([], 0, 0), (None, 3, 3), (None, 6, 0), (None, 0, 0)]:
         shard.check(None if keys is None else np.array(keys, np.int64), start, count)
     for keys, start, count, words in [

@@ -96,7 +96,7 @@ class Tables:
             return {"flags": frames.RANGE, "shards": spec.shards, "start": start, "count": count}, b""
         count = 12_000 if rng.random() < 0.03 else int(rng.integers(0, 9))
         keys = rng.choice(np.arange(ROWS) if spec.rows else np.array(POOL), count)
-        grouped = group(keys, spec.rows or 0, spec.shards)
+        grouped = group(keys, spec.shard_map)
         counts = np.diff(grouped.starts).astype(np.int64)
         return {"shards": spec.shards, "count": count}, counts.tobytes() + grouped.keys.tobytes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,7 +14,6 @@ from dps.engine.checkpoints.store import Store
 from dps.engine.state.dtypes import widened
 from dps.engine.state.names import Named, table_name
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.partition import bound
 from dps.errors import CheckpointError, InputError, MissingPackageError, UnknownTableError, needing
 
 if TYPE_CHECKING:
@@ -234,12 +234,11 @@ def _dask(parts: Sequence[Part], spec: TableSpec) -> da.Array | tuple[da.Array, 
     import dask.array as da
 
     if spec.rows is not None and len(parts) == spec.shards:
-        bounds = [bound(shard, spec.rows, spec.shards) for shard in range(spec.shards + 1)]
         load = dask.delayed(_filled, pure=False)
         return da.concatenate(
             [
                 da.from_delayed(load([part], spec, low, high), (high - low, spec.dim), spec.dtype)
-                for part, low, high in zip(parts, bounds, bounds[1:], strict=False)
+                for part, (low, high) in zip(parts, itertools.pairwise(spec.shard_map.edges), strict=True)
             ]
         )
     if spec.rows is not None:

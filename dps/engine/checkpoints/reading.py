@@ -15,7 +15,6 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.ages import restore_ages
 from dps.engine.state.op_views import DeleteOp
 from dps.engine.state.ops import NO_CLOCK, TableSpec
-from dps.engine.state.partition import bound, group
 from dps.engine.state.shard import DenseShard, KeyedShard
 
 __all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard", "sources"]
@@ -183,9 +182,11 @@ UNCHANGED_ORIGINS = Origins()
 def fill(shard: DenseShard | KeyedShard, saved: Sequence[SavedShard], origins: Origins = UNCHANGED_ORIGINS) -> None:
     """Load a new shard from the saved ones that have rows of it: rows, optimizer state, clock, ledger."""
     if isinstance(shard, KeyedShard):
-        shares = len(saved) * saved[0].spec.shards / shard.spec.shards
+        first, end = shard.spec.shard_map.edges[shard.number : shard.number + 2]
+        edges = saved[0].spec.shard_map.edges
+        share = (end - first) / (edges[saved[-1].shard + 1] - edges[saved[0].shard])
         rows = sum(each.files[0][1].rows for each in saved)
-        shard.expect(rows if shares >= 1 else int(MORE_ROWS * shares * rows) + 1)
+        shard.expect(rows if share >= 1 else int(MORE_ROWS * share * rows) + 1)
     for each in saved:
         for file in each.opened():
             removed, _ = own_rows(shard, each.spec, file.removed, file.removed)
@@ -193,7 +194,7 @@ def fill(shard: DenseShard | KeyedShard, saved: Sequence[SavedShard], origins: O
                 shard.delete_rows(DeleteOp(removed, 0, len(removed), NO_CLOCK, 1).op())
             for where, values in file.pieces():
                 shard.load(*own_rows(shard, each.spec, where, values))  # type: ignore[arg-type]
-    kept = merged_ledger([each.ledger for each in saved], saved[0].spec.shards == shard.spec.shards)
+    kept = merged_ledger([each.ledger for each in saved], _is_whole(shard, saved[0].spec))
     ledger = origins.take_over(kept) if "last" in kept else Ledger()
     shard.restore(clock=max(int(each.metadata.get("latest", 0)) for each in saved), version=0, ledger=ledger)
     if "ages" in saved[0].metadata:
@@ -202,28 +203,35 @@ def fill(shard: DenseShard | KeyedShard, saved: Sequence[SavedShard], origins: O
         shard.admission.restore(saved[0].ledger)
 
 
-def sources(saved: int, shards: int, number: int) -> range:
-    """The shards of a table saved in `saved` of them that have rows of shard `number` of `shards`.
+def sources(saved: TableSpec, spec: TableSpec, number: int) -> range:
+    """The shards of a saved table that have rows of a shard of the same table as it is restored.
 
-    >>> sources(4, 4, 1), sources(2, 8, 5), sources(8, 2, 1), sources(3, 2, 0)
+    >>> def of(shards, rows=None):
+    ...     return dps.TableSpec("w", rows=rows, shards=shards)
+    >>> sources(of(4), of(4), 1), sources(of(2), of(8), 5), sources(of(8), of(2), 1), sources(of(3, 9), of(2, 9), 0)
     (range(1, 2), range(1, 2), range(4, 8), range(0, 2))
     """
-    return range(number * saved // shards, -(-(number + 1) * saved // shards))
+    return saved.shard_map.within(*spec.shard_map.edges[number : number + 2])
+
+
+def _is_whole(shard: DenseShard | KeyedShard, saved: TableSpec) -> bool:
+    """Whether the shard has the rows of one shard of the saved table, and no others."""
+    first, end = shard.spec.shard_map.edges[shard.number : shard.number + 2]
+    edges = saved.shard_map.edges
+    return first in edges and edges[edges.index(first) + 1] == end
 
 
 def own_rows(
     shard: DenseShard | KeyedShard, saved: TableSpec, where: np.ndarray | int, rows: np.ndarray
 ) -> tuple[np.ndarray | int, np.ndarray]:
     """Those of some saved rows that belong to the shard: their keys, or the number of the first one; and the rows."""
-    spec, number = shard.spec, shard.number
-    if saved.shards == spec.shards:
+    if _is_whole(shard, saved):
         return where, rows
+    low, high = shard.spec.shard_map.edges[shard.number : shard.number + 2]
     if isinstance(where, np.ndarray):
-        grouping = group(np.ascontiguousarray(where), spec.rows or 0, spec.shards, spec.name, spec.cells)
-        mine = slice(*grouping.starts[number : number + 2])
-        which = mine if grouping.order is None else grouping.order[mine]
+        places = shard.spec.shard_map.places(np.ascontiguousarray(where))
+        which = np.flatnonzero((places >= low) & (places < high))
         return where[which], rows[which]
-    low, high = (bound(n, spec.rows or 0, spec.shards) for n in (number, number + 1))
     first = min(max(low, where), high)
     return first, rows[first - where : max(min(high, where + len(rows)), first) - where]
 
@@ -287,10 +295,10 @@ def fill_all(
     [[[3.0], [4.0]], [[3.0], [4.0]]]
     """
     chain = store.chain(checkpoint)
-    saved = chain[-1].tables[table].shards
+    saved = chain[-1].tables[table]
 
     def fill_one(number: int) -> None:
-        found = [SavedShard(store, chain, table, n) for n in sources(saved, shards[number].spec.shards, number)]
+        found = [SavedShard(store, chain, table, n) for n in sources(saved, shards[number].spec, number)]
         fill(shards[number], found, origins)
 
     with concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE, "dps-restore") as pool:

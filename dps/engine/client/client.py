@@ -412,7 +412,7 @@ class Client(Verbs):
     def keys(self, table: TableLike | Mapping[T, int | None], shard: int | None = None) -> object:
         if isinstance(table, Mapping):
             return {each: self._scans.iterate(name_of(each), some) for each, some in table.items()}
-        return self._scans.iterate(name_of(table), shard, getattr(getattr(table, "spec", table), "shards", None))
+        return self._scans.iterate(name_of(table), shard, getattr(getattr(table, "spec", table), "shard_map", None))
 
     @implements(Verbs.keys_async)
     def keys_async(self, table: TableLike | Mapping[T, int | None], shard: int | None = None) -> object:

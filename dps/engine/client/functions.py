@@ -102,16 +102,16 @@ class Running:
     def reshard(self, route: TableRoute) -> None:
         """Go on where the table is cut into other shards by now. A result that is here stands for all parts of its
         shard, in the place of the first one. Where shards were merged, one that only reads begins anew."""
-        spec, named = route.spec, self.named
-        times = spec.shards // self.route.spec.shards
-        keyed_range = None if spec.rows is None else slice(named.start, named.stop)
-        self.named = cut(spec, keyed_range if named.keys is None else named.keys)
-        if times == 0:
+        named, old, new = self.named, self.route.spec.shard_map, route.spec.shard_map
+        keyed_range = None if new.rows == 0 else slice(named.start, named.stop)
+        self.named = cut(route.spec, keyed_range if named.keys is None else named.keys)
+        if not new.refines(old):
             self._begin_anew(len(named.shards))
             return
-        here = {n * times for n in named.shards if n not in self.asked}
-        self.values = {n * times: value for n, value in self.values.items() if n not in self.asked}
-        self.asked = {n for n in self.named.shards if n // times in self.asked}
+        first = {n: new.within(old.edges[n], old.edges[n + 1])[0] for n in named.shards}
+        self.values = {first[n]: value for n, value in self.values.items() if n not in self.asked}
+        here = {first[n] for n in named.shards if n not in self.asked}
+        self.asked = {n for n in self.named.shards if old.within(*new.edges[n : n + 2])[0] in self.asked}
         self.named.shards = sorted(self.asked | here)
 
     def _begin_anew(self, shards: int) -> None:
@@ -423,11 +423,9 @@ def cut(spec: TableSpec, keys: Keys) -> NamedRows:
         start, stop, step = (keys or slice(None)).indices(spec.rows)
         if step != 1:
             raise InputError(f"table {spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
-        bounds = [shard * spec.rows // spec.shards for shard in range(spec.shards + 1)]
-        shards = [n for n in range(spec.shards) if max(start, bounds[n]) < min(stop, bounds[n + 1])]
-        return NamedRows(None, None, start, stop, shards)
+        return NamedRows(None, None, start, stop, list(spec.shard_map.within(start, stop)))
     listed, _ = as_keys(keys, spec.name)
-    grouping = group(distinct(listed), spec.rows or 0, spec.shards, spec.name, spec.cells)
+    grouping = group(distinct(listed), spec.shard_map, spec.name)
     starts = grouping.starts
     return NamedRows(grouping.keys, starts, 0, 0, [n for n in range(spec.shards) if starts[n] < starts[n + 1]])
 

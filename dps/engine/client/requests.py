@@ -26,7 +26,7 @@ from dps.engine.core.requests.part import Part
 from dps.engine.state.custom import Custom
 from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
-from dps.engine.state.partition import group, shard_bits
+from dps.engine.state.partition import group
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, encode_header
 from dps.errors import DataLostError, InputError
@@ -49,10 +49,10 @@ class TableRoute:
         self.ancestors = frozenset(ancestors)  # the numbers that it had before it was split or merged
         cuts = [0, *(n for n in range(1, len(owners)) if owners[n] != owners[n - 1]), len(owners)]
         self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
-        kind, bits = np.dtype(spec.dtype).num, 0 if spec.rows else shard_bits(spec.shards)
-        edges = [(first, end) for _, first, end in self.runs]
+        kind = np.dtype(spec.dtype).num
+        runs = [(first, end) for _, first, end in self.runs]
         self.form, self.wide_form = (
-            Form(spec.id, kind, dim, spec.rows or 0, spec.shards, bits, spec.finite, edges, spec.cells)
+            Form(spec.id, kind, dim, spec.shard_map, spec.finite, runs)
             for dim in (spec.dim, spec.dim + 1)  # the rows of the table; and those with a column more: BORN
         )
         self.terms: TableTerms | None = None  # once a call was made
@@ -66,8 +66,8 @@ class TableRoute:
         return any(owner == server and {*owners[first:end]} != {server} for owner, first, end in self.runs)
 
     def merges(self, part: Part) -> bool:
-        """Whether the shards to which a part of a push was sent have been merged since."""
-        return part.pushes and part.table in self.ancestors and self.spec.shards < part.table_shards
+        """Whether shards to which a part of a push may have gone were merged since."""
+        return part.pushes and part.table in self.ancestors and not self.spec.shard_map.refines(part.shard_map)
 
 
 class TableTerms:
@@ -271,8 +271,8 @@ def lost_rows(spec: TableSpec, part: Part, remedy: str) -> DataLostError:
 
 
 def same_rows(one: TableSpec, other: TableSpec) -> bool:
-    """Whether two tables differ at most in their numbers, salts, copies, shards and staleness."""
-    kept = {name: getattr(other, name) for name in ("id", "salt", "copies", "shards", "staleness")}
+    """Whether two tables differ at most in their numbers, salts, copies, shards, edges and staleness."""
+    kept = {name: getattr(other, name) for name in ("id", "salt", "copies", "shards", "edges", "staleness")}
     same = dataclasses.replace(one, **kept)
     return same == other
 
@@ -314,7 +314,7 @@ def refuse(route: TableRoute, kind: int, origin: Origin, target: np.ndarray | sl
     """Say why a call cannot be made although its arrays have the right types and shapes."""
     spec = route.spec
     if isinstance(target, np.ndarray) and spec.rows is not None:
-        group(target, spec.rows, spec.shards, spec.name)
+        group(target, spec.shard_map, spec.name)
     encode_header(Header(kind, table=spec.id, trainer=origin.id, parties=origin.parties, attempt=origin.attempt))
     count = len(target) if isinstance(target, np.ndarray) else target.stop - target.start
     raise InputError(

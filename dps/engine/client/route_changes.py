@@ -130,11 +130,11 @@ def sent_together(
 ) -> list[Part] | None:
     """The parts of a part's op that are sent again together, the first one first; none, if each goes by itself.
 
-    `requests` are those of its call. Where a table has fewer shards, one shard may get several parts of an op, and
-    would take the second for a repeat. So they become one part; None, if the table was restored, and some were answered
+    `requests` are those of its call. Where shards were merged, one shard may get several parts of an op, and would take
+    the second for a repeat. So they become one part; None, if the table was restored, and some were answered
     by the old one or were cut anew. A table that was merged knows what was answered, and is sent the whole op again.
     """
-    if route is None or not part.pushes or route.spec.shards % part.table_shards == 0:
+    if route is None or not part.pushes or route.spec.shard_map.refines(part.shard_map):
         return []
     mates = [each for each in requests if each.call_part.pushes and each.call_part.op == part.op]
     parts = [each.call_part for each in mates]

@@ -9,9 +9,7 @@ shard before the present one is looked at, so that servers work while answers tr
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -26,6 +24,7 @@ from dps.engine.client.shard_requests import ReshardedError, answered, keyed_spe
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.core.blocks import empty
 from dps.engine.core.ordering import sort_keys
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.core.shards.rows import scatter
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import group
@@ -60,7 +59,7 @@ class RangeScan(NamedTuple):
         some = self.spec.partition.spread(first, last)
         if some is None:
             return list(range(self.spec.shards))
-        starts = group(some, 0, self.spec.shards, cells=self.spec.cells).starts
+        starts = group(some, self.spec.shard_map).starts
         return np.flatnonzero(np.diff(starts)).tolist()
 
     @property
@@ -93,18 +92,16 @@ class RangeScan(NamedTuple):
 NO_KEYS = np.empty(0, np.int64)
 
 
-class Within(NamedTuple):
-    """A shard, where the table was cut into so many."""
+class Places(NamedTuple):
+    """Neighbouring places of a table's keys: see :mod:`dps.engine.core.shard_map`."""
 
-    shards: int
-    shard: int
+    first: int
+    end: int
 
-    def own(self, piece: Piece, spec: TableSpec) -> Piece:
-        """The rows of a piece whose keys lie in this shard."""
-        cells = spec.partition.cells(self.shards)
-        grouping = group(np.ascontiguousarray(piece[0]), 0, self.shards, cells=cells)
-        mine = slice(*grouping.starts[self.shard : self.shard + 2])
-        which = mine if grouping.order is None else grouping.order[mine]
+    def own(self, piece: Piece, shard_map: ShardMap) -> Piece:
+        """The rows of a piece whose keys lie here."""
+        places = shard_map.places(np.ascontiguousarray(piece[0]))
+        which = np.flatnonzero((places >= self.first) & (places < self.end))
         return piece[0][which], piece[1][which] if len(piece[1]) else piece[1]
 
 
@@ -114,28 +111,29 @@ class Asked(NamedTuple):
     shard: int
     rank: int
     request: Request | None
-    within: Within | None = None  # only its keys are wanted, because the table was merged since the scan began
+    within: Places | None = None  # only its keys are wanted, because shards were merged since the scan began
 
 
-def parts_of(waiting: Iterable[Asked], old: TableSpec, spec: TableSpec) -> collections.deque[Asked]:
+def parts_of(waiting: Iterable[Asked], old: ShardMap, new: ShardMap) -> collections.deque[Asked]:
     """The pieces that a client asks for in place of `waiting`, because the table is cut into other shards by now.
 
     Keys keep their ranks, because the table keeps its salt. So each part goes on where the shard stopped; and so does
     the scan of each of the shards that were merged.
 
-    >>> two, four = TableSpec("w", shards=2), TableSpec("w", shards=4)
+    >>> two, four = ShardMap(0, 2), ShardMap(0, 4)
     >>> [(each.shard, each.rank) for each in parts_of([Asked(1, 99, None)], two, four)]
     [(2, 99), (3, 99)]
     >>> parts_of([Asked(3, 99, None)], four, two)
-    deque([Asked(shard=1, rank=99, request=None, within=Within(shards=4, shard=3))])
+    deque([Asked(shard=1, rank=99, request=None, within=Places(first=3072, end=4096))])
     """
     found: collections.deque[Asked] = collections.deque()
     for shard, rank, _, within in waiting:
-        if within is None or within.shards < old.shards:
-            within = Within(old.shards, shard)
-        first, end = (n * spec.shards / within.shards for n in (within.shard, within.shard + 1))
-        is_part = spec.shards >= within.shards  # all keys of the shards are wanted
-        found += [Asked(n, rank, None, None if is_part else within) for n in range(int(first), math.ceil(end))]
+        first, end = old.edges[shard : shard + 2]
+        if within is not None:
+            first, end = max(first, within.first), min(end, within.end)
+        for n in new.within(first, end):
+            is_whole = first <= new.edges[n] and new.edges[n + 1] <= end  # all keys of the shard are wanted
+            found.append(Asked(n, rank, None, None if is_whole else Places(first, end)))
     return found
 
 
@@ -156,18 +154,18 @@ class Scans:
     def __init__(self, session: ClientSession):
         self._session, self.now = session, session.now
 
-    def iterate(self, table: str, shard: int | None, shards: int | None = None) -> Iterator[np.ndarray]:
+    def iterate(self, table: str, shard: int | None, shard_map: ShardMap | None = None) -> Iterator[np.ndarray]:
         """The keys of a table, or of one of its shards, piece after piece.
 
-        `shards` says how many there were when the shard was named; where the table was split since, its parts are read.
+        `shard_map` is that by which the shard was named; where the table is cut otherwise now, what it had is read.
         """
         session = self._session
         with session.lock:
             scan = RangeScan(keyed_spec(session, table), ALL, False)
             readable(session, table)
         waiting = collections.deque(Asked(n, BEGIN, None) for n in (scan.shards if shard is None else [shard]))
-        if shard is not None and shards:
-            waiting = parts_of(waiting, dataclasses.replace(scan.spec, shards=shards), scan.spec)
+        if shard is not None and shard_map is not None:
+            waiting = parts_of(waiting, shard_map, scan.spec.shard_map)
         while waiting:
             asked = waiting.popleft()
             with session.lock:
@@ -175,7 +173,7 @@ class Scans:
                 try:
                     (keys, _), rank = self._piece(scan, asked, None)
                 except ReshardedError as told:
-                    waiting = parts_of((asked, *waiting), scan.spec, told.spec)
+                    waiting = parts_of((asked, *waiting), scan.spec.shard_map, told.spec.shard_map)
                     scan = scan._replace(spec=told.spec)
                     continue
                 finally:
@@ -216,7 +214,7 @@ class Scans:
                     try:
                         piece, rank = self._piece(call.scan, asked, until)
                     except ReshardedError as told:
-                        call.waiting = parts_of(call.waiting, call.scan.spec, told.spec)
+                        call.waiting = parts_of(call.waiting, call.scan.spec.shard_map, told.spec.shard_map)
                         call.scan = call.scan._replace(spec=told.spec)
                         continue
                     call.waiting.popleft()
@@ -231,7 +229,7 @@ class Scans:
     def _send(self, scan: RangeScan, shards: list[int]) -> SentScan:
         return SentScan(self, scan, [self._ask(scan, shard, BEGIN) for shard in shards])
 
-    def _ask(self, scan: RangeScan, shard: int, rank: int, within: Within | None = None) -> Asked:
+    def _ask(self, scan: RangeScan, shard: int, rank: int, within: Places | None = None) -> Asked:
         try:
             return Asked(shard, rank, self._sent(scan, shard, rank), within)
         except (ReshardedError, *RETRIED):
@@ -255,4 +253,4 @@ class Scans:
             raise ProtocolError(f"a piece of a scan from rank {asked.rank} on ends at rank {answer.rest}")
         session.meter.counted(True, answer.rows)
         piece = scan.read(body, answer.rows)
-        return piece if asked.within is None else asked.within.own(piece, scan.spec), answer.rest
+        return piece if asked.within is None else asked.within.own(piece, scan.spec.shard_map), answer.rest

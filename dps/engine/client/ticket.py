@@ -59,9 +59,9 @@ class Certificate:
     ----------
     shards : dict
         Shard -> origin -> (clock, number).
-    table_shards : int
-        How many shards the table had then, because it may be split; of one that was merged meanwhile, the number before
-        that, where these have different ops.
+    edges : tuple of int
+        Where the shards of the table began then, and the end (:mod:`dps.engine.core.shard_map`), because shards may be
+        split. Shards that were merged shortly before count as several, where these have different ops.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Certificate:
     """
 
     shards: dict[int, dict[int, tuple[int, int]]]
-    table_shards: int = 0
+    edges: tuple[int, ...] = ()
 
     def contains(self, origin: int, clock: int, number: int = 0, shard: int | None = None) -> bool:
         """Whether the values contain that op: in one shard, or in all that the pull touched."""
@@ -81,17 +81,20 @@ class Certificate:
     @classmethod
     def read(cls, requests: list[Request]) -> Certificate:
         """From the answers to a certified pull, whose values are put where they belong."""
-        found: list[tuple[int, int, list[list[int]]]] = []  # number of a shard, of how many, its last ops
+        found: list[tuple[int, int, list[list[int]]]] = []  # first place, end, and the last ops there
+        edges: set[int] = set()
         for request in requests:
-            rows, count = request.call_part.fill(request.body), request.call_part.table_shards
+            rows, of_table = request.call_part.fill(request.body), request.call_part.shard_map.edges
+            edges.update(of_table)
             for shard, parts in decode_json(bytes(request.body[rows:])).items():
-                found += [(int(shard) * len(parts) + n, count * len(parts), ops) for n, ops in enumerate(parts)]
-        most = max((count for _, count, _ in found), default=0)
+                ends = [*(first for first, _ in parts[1:]), of_table[int(shard) + 1]]
+                found += [(first, end, ops) for (first, ops), end in zip(parts, ends, strict=True)]
+        ordered = sorted(edges.union(first for first, _, _ in found))
         shards: dict[int, dict[int, tuple[int, int]]] = {}
-        for number, count, ops in found:
+        for first, end, ops in found:
             last = {origin: (clock, seq) for origin, clock, seq in ops}
-            shards |= dict.fromkeys(range(number * most // count, (number + 1) * most // count), last)
-        return cls(shards, most)
+            shards |= dict.fromkeys(range(ordered.index(first), ordered.index(end)), last)
+        return cls(shards, tuple(ordered))
 
 
 class Sender(Protocol):

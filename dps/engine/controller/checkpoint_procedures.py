@@ -362,7 +362,7 @@ class CheckpointProcedures:
         try:
             for table in tables:
                 saved_spec = checkpoint.tables[table]
-                fields = dataclasses.replace(saved_spec, shards=shards.get(table, saved_spec.shards)).to_dict()
+                fields = with_shards(saved_spec, shards.get(table)).to_dict()
                 fields["copies"] = min(fields["copies"], max(1, sum(s.ready and not s.leaving for s in self._up())))
                 made.append((yield from self._tables.make(fields, load)))
             old = [self.membership.specs[table]["id"] for table in tables if table in self.membership.specs]
@@ -403,7 +403,7 @@ def checked_shards(shards: Mapping[str, int], checkpoint: Checkpoint, tables: It
         if table not in tables:
             raise InputError(f"shards= names table {table!r}, which is not restored")
         saved = checkpoint.tables[table]
-        dataclasses.replace(saved, shards=count)  # raises where a table cannot have so many
+        wanted = with_shards(saved, count)  # raises where a table cannot have so many
         if saved.fixed_shards and count != saved.shards:
             raise InputError(f"table {table!r} keeps its {saved.shards} shards: its rows are laid out by them")
         counts = saved.life.counts
@@ -412,12 +412,17 @@ def checked_shards(shards: Mapping[str, int], checkpoint: Checkpoint, tables: It
                 f"table {table!r} counts pushes approximately, in a sketch for each of its {saved.shards} shards: "
                 f"restore it with as many, not with {count}"
             )
-        if count < saved.shards and saved.life.asks:
+        if saved.life.asks and not wanted.shard_map.refines(saved.shard_map):
             raise InputError(
                 f"table {table!r} was saved in {saved.shards} shards, each of which counts the ages of its rows by "
                 f"itself: restore it with as many or more, not with {count}"
             )
     return shards
+
+
+def with_shards(saved: TableSpec, count: int | None) -> TableSpec:
+    """The definition of a saved table with so many equal shards, or, for None, with those that it had."""
+    return saved if count is None else dataclasses.replace(saved, shards=count, edges=())
 
 
 def saved_run(checkpoint: Checkpoint) -> SavedRun | None:

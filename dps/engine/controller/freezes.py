@@ -7,12 +7,16 @@ one leads, or because the time of the freeze is over.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from dps import config
 from dps.engine.controller.gathering import Gathering
 from dps.engine.coordination.placement import Place, rechained
+from dps.engine.state.ops import TableSpec
 from dps.engine.wire.protocols import RoleEndpoint
 from dps.errors import DataLostError, MovedError, RequestTimeoutError
 
@@ -98,17 +102,17 @@ class Freezes:
         suffice.
         """
         name, owner = spec["name"], self._owner
-        old, shards = owner.places[name], spec["shards"]
+        old = owner.places[name]
         if not self.rests(name) or any(set(p.chain) - set(used.get(n, ())) for n, p in enumerate(old)):
             raise MovedError(f"servers of table {name!r} were out of reach while it was cut anew")
-        groups = [range(n * len(old) // shards, -(-(n + 1) * len(old) // shards)) for n in range(shards)]
+        before, after = (TableSpec.from_dict(each).shard_map for each in (owner.specs[name], spec))
+        groups = [before.within(*edges) for edges in itertools.pairwise(after.edges)]
         if any(set(old[n].chain) != set(old[group[0]].chain) for group in groups for n in group):
             raise MovedError(f"shards of table {name!r} that were to be merged lie on different servers")
         chains = [old[group[0]].chain for group in groups]
         owner.places[name] = [Place(chain, None, (owner.epoch + 1,) * len(chain)) for chain in chains]
         if name in owner.weights:
-            share = min(1.0, len(old) / shards)
-            owner.weights[name] = [share * sum(owner.weights[name][n] for n in group) for group in groups]
+            owner.weights[name] = divided_weights(owner.weights[name], before.edges, after.edges)
         owner.ancestors[name] = [*owner.ancestors.get(name, []), owner.specs[name]["id"]][-MAX_ANCESTORS:]
         owner.specs[name] = spec
         owner.gathering.end(name)
@@ -138,6 +142,17 @@ class Freezes:
         for name in [name for name, freeze in self._freezes.items() if now > freeze.until]:
             self._owner.note(f"table {name!r} was not cut anew in time, for which clients wait: it goes on as it was")
             self.thaw(name)
+
+
+def divided_weights(weights: Sequence[float], old: Sequence[int], new: Sequence[int]) -> list[float]:
+    """The weights of shards with new edges, as if each weight were spread evenly over the places of its shard.
+
+    >>> divided_weights([1.0, 4.0], [0, 2048, 4096], [0, 2048, 3072, 4096])
+    [1.0, 2.0, 2.0]
+    """
+    sums = np.concatenate([[0.0], np.cumsum(weights)])
+    divided: list[float] = np.diff(np.interp(new, old, sums)).tolist()
+    return divided
 
 
 def list_shards(shards: list[int]) -> str:

@@ -7,7 +7,6 @@ spread, until the gathering ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from dps.engine.coordination.placement import Place
@@ -26,14 +25,14 @@ class Gathering:
 
     def __init__(self, owner: GatheringOwner):
         self._owner = owner
-        self.tables: dict[str, int] = {}  # name -> how many neighbouring shards are to lie on the same servers
+        self.tables: dict[str, tuple[int, ...]] = {}  # name -> for each shard, the first one of its group
         self._calls: dict[str, int] = {}  # name -> the number of the call for which they are
 
-    def begin(self, name: str, times: int, call: int) -> bool:
-        """False if that table's shards are being brought together already, for another call."""
+    def begin(self, name: str, firsts: tuple[int, ...], call: int) -> bool:
+        """Bring each shard to the first one of its group; False if that is done already, for another call."""
         if self._calls.setdefault(name, call) != call:
             return False
-        self.tables[name] = times
+        self.tables[name] = firsts
         return True
 
     def end(self, name: str, call: int | None = None) -> None:
@@ -44,10 +43,10 @@ class Gathering:
 
     def apart(self, name: str) -> int:
         """How many shards of a table are not, or not yet, where the first one of their group is."""
-        places, times = self._owner.places.get(name, []), self.tables.get(name, 1)
-        return sum(not _rests_beside(p, places[n - n % times : n - n % times + 1]) for n, p in enumerate(places))
+        places, firsts = self._owner.places.get(name, []), self.tables.get(name, ())
+        return sum(not _rests_beside(places[n], places[first]) for n, first in enumerate(firsts) if first != n)
 
 
-def _rests_beside(place: Place, first: Sequence[Place]) -> bool:
-    moves = any(p.joiner is not None or p.stepping_down for p in (place, *first))
-    return not moves and set(place.chain) == set(first[0].chain)
+def _rests_beside(place: Place, first: Place) -> bool:
+    moves = any(p.joiner is not None or p.stepping_down for p in (place, first))
+    return not moves and set(place.chain) == set(first.chain)

@@ -23,6 +23,7 @@ refused requests again, with their keys grouped by the new shards. What holds, a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -42,16 +43,16 @@ from dps.engine.controller.procedures import (
 )
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
-from dps.engine.state.merging import merged
+from dps.engine.state.merging import joined_edges, merged
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.resharding import resharded
+from dps.engine.state.resharding import equal_edges, halved_edges, resharded
 from dps.engine.wire.messages import Shards
 from dps.errors import MovedError, RequestTimeoutError, ServerGoneError
 
 if TYPE_CHECKING:
     from dps.engine.state.recipes import Description
 
-__all__ = ["ReshardingProcedures"]
+__all__ = ["GATHER_SECONDS", "ReshardingProcedures"]
 
 FREEZE_SHARE = 0.5
 GATHER_SECONDS = 600.0  # for which shards may move before they are merged, because a gigabyte takes some seconds
@@ -59,8 +60,10 @@ GATHER_POLL_SECONDS = 0.05  # between two looks whether they are there: a move t
 POLL_SECONDS, RETRY_SECONDS = 0.005, 0.1  # between two looks whether the primaries have stepped down; two tries
 
 
-# Makes the definition of a table with so many shards and that number, or raises InputError: `resharded` or `merged`.
-Define: TypeAlias = Callable[[TableSpec, int, int], TableSpec]
+# Where shards are to begin, and the end.
+Edges: TypeAlias = Sequence[int]
+# Makes the definition of a table with these edges and that number, or raises InputError: `resharded` or `merged`.
+Define: TypeAlias = Callable[[TableSpec, Edges, int], TableSpec]
 
 
 class ReshardingProcedures:
@@ -82,43 +85,57 @@ class ReshardingProcedures:
         self.membership, self._up, self._tables = membership, up, tables
         self._alone, self._locks, self._now = alone, locks, clock
 
-    def split(self, name: str, shards: int | None = None) -> Procedure[Description]:
-        """Cut a table into so many shards, a multiple of those that it has; by default twice as many. Its fields."""
-        return self._cut_anew(name, lambda old: 2 * old if shards is None else shards, resharded)
+    def split(self, name: str, shards: int | None = None, shard: int | None = None) -> Procedure[Description]:
+        """Cut a table into so many shards, by default twice as many; or divide one shard only. Its fields."""
 
-    def merge(self, name: str, shards: int | None = None, seconds: float = GATHER_SECONDS) -> Procedure[Description]:
-        """Cut a table into so many shards, a part of those that it has; by default half as many. Its fields.
+        def wanted(old: TableSpec) -> Edges:
+            return halved_edges(old, shard) if shards is None else equal_edges(old, shards)
+
+        return self._cut_anew(name, wanted, resharded)
+
+    def split_at(self, name: str, edges: Edges) -> Procedure[Description]:
+        """Cut a table so that its shards have these edges, which are those that it has, and others. Its fields."""
+        return self._cut_anew(name, lambda old: edges, resharded)
+
+    def merge(
+        self, name: str, shards: int | None = None, shard: int | None = None, seconds: float = GATHER_SECONDS
+    ) -> Procedure[Description]:
+        """Cut a table into so many shards, by default half as many; or merge one shard with the next. Its fields.
 
         Shards may take so many seconds to move to the servers of those with which they are merged.
         """
-        return self._cut_anew(name, lambda old: old // 2 if shards is None else shards, merged, seconds)
+
+        def wanted(old: TableSpec) -> Edges:
+            return joined_edges(old, shard) if shards is None else equal_edges(old, shards)
+
+        return self._cut_anew(name, wanted, merged, seconds)
 
     def _cut_anew(
-        self, name: str, count: Callable[[int], int], define: Define, seconds: float = 0.0
+        self, name: str, edges: Callable[[TableSpec], Edges], define: Define, seconds: float = 0.0
     ) -> Procedure[Description]:
-        """Cut a table into as many shards as `count` makes of those that it has. `define` raises the errors.
+        """Cut a table so that its shards have the edges that `edges` makes of it. `define` raises the errors.
 
         The locks are free between two tries, because a server that missed a call makes up for it under one of them.
         """
         wanted, until = None, None
         while True:
             old = self._tables.known(name)
-            wanted = count(old["shards"]) if wanted is None else wanted
-            if wanted == old["shards"]:  # the call was repeated, because its answer was lost, or another did the same
+            spec = TableSpec.from_dict(old)
+            wanted = tuple(edges(spec)) if wanted is None else wanted
+            if wanted == spec.shard_map.edges:  # the call was repeated, because its answer was lost, or another did it
                 return old
-            number = self._tables.new_id()
-            define(TableSpec.from_dict(old), wanted, number)
-            spec = {**old, "id": number, "shards": int(wanted)}
+            made = define(spec, wanted, self._tables.new_id())
+            fields = {**old, "id": made.id, "shards": made.shards, "edges": made.edges}
             try:
-                if wanted < old["shards"]:
-                    yield from self._gather(spec, old["shards"] // wanted, seconds)
-                return (yield from self._replace_alone(old, spec))
+                if made.shards < spec.shards:
+                    yield from self._gather(fields, gathered(spec, made), seconds)
+                return (yield from self._replace_alone(old, fields))
             except (MovedError, ServerGoneError) as error:
                 until = self._now() + config.seconds("request") if until is None else until
                 if self._now() > until:
                     raise RequestTimeoutError(
-                        f"table {name!r} was not cut into {wanted} shards within {config.limit('request')}, because "
-                        f"its servers changed again and again: {error}"
+                        f"table {name!r} was not cut into {made.shards} shards within {config.limit('request')}, "
+                        f"because its servers changed again and again: {error}"
                     ) from error
                 yield Sleep(RETRY_SECONDS)
 
@@ -130,12 +147,12 @@ class ReshardingProcedures:
             if spec["shards"] < old["shards"]:
                 yield InEndpoint(self.membership.gathering.end, (spec["name"], spec["id"]))
 
-    def _gather(self, spec: Description, times: int, seconds: float) -> Procedure[None]:
-        """Wait until each group of so many neighbouring shards lies on the same servers. They stay there until the
-        gathering ends, which is the caller's task where this raises no error."""
+    def _gather(self, spec: Description, firsts: tuple[int, ...], seconds: float) -> Procedure[None]:
+        """Wait until each shard lies on the servers of the first one of its group. They stay there until the gathering
+        ends, which is the caller's task where this raises no error."""
         gathering, until = self.membership.gathering, self._now() + seconds
         name, call = spec["name"], spec["id"]
-        while not (yield InEndpoint(gathering.begin, (name, times, call))):
+        while not (yield InEndpoint(gathering.begin, (name, firsts, call))):
             if self._now() > until:
                 raise RequestTimeoutError(
                     f"table {name!r} was not merged: another call has been merging it for {seconds:g} s (timeout=)"
@@ -228,6 +245,16 @@ class ReshardingProcedures:
             spec, {s.number for s, answer in zip(ready, answers, strict=True) if has_answered(answer)}
         )
         return {shard: set(of_servers) for shard, of_servers in versions.items()}
+
+
+def gathered(old: TableSpec, new: TableSpec) -> tuple[int, ...]:
+    """For each shard of a table that is merged, the first one of those with which it is merged.
+
+    >>> gathered(TableSpec("w", shards=4), TableSpec("w", shards=2))
+    (0, 0, 2, 2)
+    """
+    groups = [old.shard_map.within(*edges) for edges in itertools.pairwise(new.shard_map.edges)]
+    return tuple(group[0] for group in groups for _ in group)
 
 
 def has_answered(answer: object) -> bool:

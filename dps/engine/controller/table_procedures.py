@@ -71,7 +71,7 @@ class TableProcedures:
         if fields["name"] in self.membership.specs:
             there = self.membership.specs[fields["name"]]
             if fields["name"] in self.membership.ancestors:  # it was split or merged since, perhaps by itself
-                free = {*free, "shards"}
+                free = {*free, "shards", "edges"}
             check_same_table(self.membership.session, there, fields, exist_ok, free)
             return there
         TableSpec.from_dict({**fields, "id": 1})  # raises the errors that the servers would raise

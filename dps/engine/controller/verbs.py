@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dps.engine.controller.resharding_procedures import GATHER_SECONDS
 from dps.engine.controller.session import Session
 from dps.engine.telemetry.run_history import encode_history
 from dps.engine.telemetry.snapshot import ServerAnswer
@@ -96,15 +97,17 @@ async def add_table(session: Session, *, spec: bytes, exist_ok: bool = False, fr
     return msgspec.msgpack.encode(await session.actors.add_table(decode(dict, spec), exist_ok, free))
 
 
-async def split_table(session: Session, *, table: str, shards: int | None) -> bytes:
+async def split_table(session: Session, *, table: str, shards: int | None, shard: int | None = None) -> bytes:
     """Cut a table into more shards, twice as many by default; the answer has the fields of a `TableSpec`, encoded."""
-    return msgspec.msgpack.encode(await session.carry_out(session.resharding.split(table, shards)))
+    return msgspec.msgpack.encode(await session.carry_out(session.resharding.split(table, shards, shard)))
 
 
-async def merge_table(session: Session, *, table: str, shards: int | None, seconds: float | None) -> bytes:
+async def merge_table(
+    session: Session, *, table: str, shards: int | None, seconds: float | None, shard: int | None = None
+) -> bytes:
     """Cut a table into fewer shards, half as many by default; the answer has the fields of a `TableSpec`, encoded."""
-    limits = {} if seconds is None else {"seconds": float(seconds)}
-    return msgspec.msgpack.encode(await session.carry_out(session.resharding.merge(table, shards, **limits)))
+    limit = GATHER_SECONDS if seconds is None else float(seconds)
+    return msgspec.msgpack.encode(await session.carry_out(session.resharding.merge(table, shards, shard, limit)))
 
 
 async def rebalance(session: Session, *, seconds: float) -> bytes:

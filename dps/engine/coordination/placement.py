@@ -32,7 +32,7 @@ __all__ = [
 # Table -> the weight of each of its shards. The shards of a table that is not named weigh 1.
 Weights: TypeAlias = Mapping[str, Sequence[float]]
 EVEN: Weights = types.MappingProxyType({})
-NOWHERE: Mapping[str, int] = types.MappingProxyType({})  # no table's shards are brought together
+NOWHERE: Mapping[str, Sequence[int]] = types.MappingProxyType({})  # no table's shards are brought together
 # A move of unequal weights has to lower the larger load of two servers by this part of the mean load. Equal weights
 # need no such limit, because each of their moves lowers it by a whole shard.
 LEAST_GAIN = 0.1
@@ -169,7 +169,7 @@ def next_steps(
     unfit: Collection[int] = (),
     resting: Collection[tuple[str, int]] = (),
     weights: Weights = EVEN,
-    together: Mapping[str, int] = NOWHERE,
+    together: Mapping[str, Sequence[int]] = NOWHERE,
 ) -> Iterator[PlacementStep]:
     """The steps to take now: copies that are missing or too many, servers to be emptied; if there are none, even load.
 
@@ -189,8 +189,8 @@ def next_steps(
         Table and shard where the primary is not asked to hand over now, because it could not do so a moment ago.
     weights : mapping of str to sequence of float
         Table -> the weight of each shard. The mean of all shards is about 1, which is the weight of those not named.
-    together : mapping of str to int
-        Table -> how many neighbouring shards are to lie on the same servers: on those of the first one.
+    together : mapping of str to sequence of int
+        Table -> for each shard, the shard on whose servers it is to lie.
 
     Yields
     ------
@@ -210,7 +210,7 @@ def next_steps(
         name, number, p, copies, weight = each
         step = _mend(p._replace(chain=p.line), copies, load, leaving, unfit)
         if name in together:
-            first = tables[name][1][number - number % together[name]]
+            first = tables[name][1][together[name][number]]
             step = _gather(p, first.chain, step, load, unfit)
         moving = moving or each.under_way or step is not None
         if step is None:

@@ -10,6 +10,6 @@ cdef class Cells:
     cdef const int64_t *bounds
     cdef const int64_t *numbers
     cdef int64_t _range(self, int64_t key) noexcept nogil
+    cdef int64_t of_key(self, int64_t key) noexcept nogil
     cdef int fill(self, const int64_t *keys, int64_t count, int64_t *cells) except -1 nogil
     cdef int _call(self, const int64_t *keys, int64_t count, int64_t *cells) except -1
-    cdef int64_t first_stray(self, const int64_t *keys, int64_t count, int64_t shard, int bits) noexcept nogil

@@ -4,14 +4,13 @@ See :mod:`dps.engine.state.partitioning`: keys of one cell lie on one shard, whi
 names.
 """
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 cimport cython
 cimport numpy as cnp
 
 from dps.engine.core.arrays cimport int64s, writeable_int64s
-from dps.engine.core.mixing cimport dps_mix
 
 cnp.import_array()
 
@@ -57,15 +56,6 @@ cdef class Cells:
         with nogil:
             self.fill(key, count, cell)
 
-    def stray(self, cnp.ndarray keys not None, int64_t shard, int bits) -> int:
-        """The place of the first key that does not belong to a shard of 2^bits; -1 if all do."""
-        cdef cnp.ndarray cells
-        if self.function is not None:
-            cells = cnp.PyArray_SimpleNew(1, [cnp.PyArray_SIZE(keys)], cnp.NPY_INT64)
-            self.of(keys, cells)
-            return WHOLE.first_stray(int64s(cells), cnp.PyArray_SIZE(cells), shard, bits)
-        return self.first_stray(int64s(keys), cnp.PyArray_SIZE(keys), shard, bits)
-
     cdef int64_t _range(self, int64_t key) noexcept nogil:
         """How many bounds are not greater than the key."""
         cdef int64_t first = 0, end = self.count, middle
@@ -76,6 +66,10 @@ cdef class Cells:
             else:
                 end = middle
         return first
+
+    cdef int64_t of_key(self, int64_t key) noexcept nogil:
+        """The cell of a key, where there is no function."""
+        return self.numbers[self._range(key)] if self.count >= 0 else (key >> self.shift) & self.mask
 
     cdef int fill(self, const int64_t *keys, int64_t count, int64_t *cells) except -1 nogil:
         """cells[i] = cell of keys[i]. Only a function of the user raises."""
@@ -102,18 +96,3 @@ cdef class Cells:
             raise ValueError(f"{count} keys, and {cnp.PyArray_SIZE(found)} cells")
         memcpy(cells, int64s(found), count * sizeof(int64_t))
         return 0
-
-    cdef int64_t first_stray(self, const int64_t *keys, int64_t count, int64_t shard, int bits) noexcept nogil:
-        """As :meth:`stray`, where there is no function."""
-        cdef int64_t i, cell, last = 0
-        for i in range(count):
-            cell = self.numbers[self._range(keys[i])] if self.count >= 0 else (keys[i] >> self.shift) & self.mask
-            if i > 0 and cell == last:  # neighbours in a request are often of one cell
-                continue
-            if <int64_t> (dps_mix(<uint64_t> cell) >> 1 >> (63 - bits)) != shard:
-                return i
-            last = cell
-        return -1
-
-
-cdef Cells WHOLE = Cells()  # each key is its own cell

@@ -1,17 +1,15 @@
 from libc.stdint cimport int32_t, int64_t
 
+from dps.engine.core.shard_map cimport ShardMap
 
-cdef int64_t survey_keys(
-    const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int bits, int64_t *starts
-) noexcept nogil
+
+cdef int64_t survey_keys(const int64_t *keys, int64_t count, ShardMap shard_map, int64_t *starts) noexcept nogil
 cdef bint scatter_keys(
     const int64_t *keys,
     const int64_t *cells,
     int64_t first,
     int64_t end,
-    int64_t rows,
-    int64_t shards,
-    int bits,
+    ShardMap shard_map,
     const int64_t *starts,
     int32_t *order,
     int64_t *grouped,

@@ -1,17 +1,17 @@
 import numpy as np
 
+from dps.engine.core.shard_map import ShardMap
+
 UNGROUPED: int
 GROUPED: int
 ASCENDING: int
 
 def mix(key: int) -> int: ...
 def hash_keys(keys: np.ndarray, hashes: np.ndarray) -> None: ...
-def survey(keys: np.ndarray, rows: int, shards: int, bits: int, starts: np.ndarray) -> int: ...
+def survey(keys: np.ndarray, shard_map: ShardMap, starts: np.ndarray) -> int: ...
 def scatter(
     keys: np.ndarray,
-    rows: int,
-    shards: int,
-    bits: int,
+    shard_map: ShardMap,
     starts: np.ndarray,
     order: np.ndarray,
     grouped: np.ndarray,

@@ -10,6 +10,7 @@ from dps.engine.core.arrays cimport int32s, int64s, memory, writeable_int32s, wr
 from dps.engine.core.mixing cimport dps_hash_keys, dps_mix
 
 from dps.engine.core.numbers cimport is_half, narrow_numbers
+from dps.engine.core.shard_map cimport ShardMap, shard_of_hash, shard_of_row
 
 cnp.import_array()
 
@@ -55,74 +56,62 @@ def hash_keys(cnp.ndarray keys not None, cnp.ndarray hashes not None) -> None:
         dps_hash_keys(source, count, target)
 
 
-cdef inline int64_t _shard_of_row(int64_t key, int64_t rows, int64_t shards) noexcept nogil:
-    """The largest shard whose bound is <= key."""
-    return ((key + 1) * shards - 1) // rows
-
-
-cdef inline int64_t _shard_of(uint64_t hashed, int bits) noexcept nogil:
-    return <int64_t> (hashed >> 1 >> (63 - bits))  # in two steps, because bits may be 0
-
-
-def survey(cnp.ndarray keys not None, int64_t rows, int64_t shards, int bits, cnp.ndarray starts not None) -> int:
+def survey(cnp.ndarray keys not None, ShardMap shard_map not None, cnp.ndarray starts not None) -> int:
     """Count the keys of each shard into `starts` (int64[shards + 1], running sums), and say how they are ordered.
 
     Returns UNGROUPED, GROUPED (shard numbers never fall) or ASCENDING (strictly, by hash or by row: no repeats), or
-    -1 - i if key i lies outside a dense table. `rows` is 0 for a keyed table.
+    -1 - i if key i lies outside a dense table. Where keys have cells, these are given in their place.
     """
     cdef const int64_t *key = int64s(keys)
     cdef int64_t *start = writeable_int64s(starts)
-    if cnp.PyArray_SIZE(starts) != shards + 1:
-        raise ValueError(f"{cnp.PyArray_SIZE(starts)} starts for {shards} shards")
+    if cnp.PyArray_SIZE(starts) != shard_map.shards + 1:
+        raise ValueError(f"{cnp.PyArray_SIZE(starts)} starts for {shard_map.shards} shards")
     cdef int64_t count = cnp.PyArray_SIZE(keys), shape
     with nogil:
-        shape = survey_keys(key, count, rows, shards, bits, start)
+        shape = survey_keys(key, count, shard_map, start)
     return shape
 
 
-cdef int64_t survey_keys(
-    const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int bits, int64_t *starts
-) noexcept nogil:
+cdef int64_t survey_keys(const int64_t *keys, int64_t count, ShardMap shard_map, int64_t *starts) noexcept nogil:
     """As :func:`survey`."""
     cdef int64_t i, shard
     cdef int shape
-    if rows == 0 and count > shards * PROBED and dps_ascend(keys, count):
-        for shard in range(shards + 1):
-            starts[shard] = _first_of(keys, count, shard, shards, bits)
+    if shard_map.rows == 0 and count > shard_map.shards * PROBED and dps_ascend(keys, count):
+        for shard in range(shard_map.shards + 1):
+            starts[shard] = _first_of(keys, count, shard_map, shard)
         return 2
-    for i in range(shards + 1):
+    for i in range(shard_map.shards + 1):
         starts[i] = 0
-    shape = _survey_rows(keys, count, rows, shards, starts) if rows > 0 else _survey_hashes(keys, count, bits, starts)
-    for i in range(shards):
+    shape = _survey_rows(keys, count, shard_map, starts) if shard_map.rows > 0 else _survey_hashes(keys, count, shard_map, starts)
+    for i in range(shard_map.shards):
         starts[i + 1] += starts[i]
     return shape
 
 
-cdef int64_t _first_of(const int64_t *keys, int64_t count, int64_t shard, int64_t shards, int bits) noexcept nogil:
+cdef int64_t _first_of(const int64_t *keys, int64_t count, ShardMap shard_map, int64_t shard) noexcept nogil:
     """The number of keys that lie before a shard; they ascend by hash."""
     cdef int64_t first = 0, end = count, middle
-    if shard == 0 or shard == shards:
+    if shard == 0 or shard == shard_map.shards:
         return 0 if shard == 0 else count
     while first < end:
         middle = (first + end) // 2
-        if _shard_of(dps_mix(<uint64_t> keys[middle]), bits) < shard:
+        if shard_of_hash(dps_mix(<uint64_t> keys[middle]), shard_map.bits, shard_map.of_slot) < shard:
             first = middle + 1
         else:
             end = middle
     return first
 
 
-cdef int64_t _survey_rows(
-    const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int64_t *counts
-) noexcept nogil:
+cdef int64_t _survey_rows(const int64_t *keys, int64_t count, ShardMap shard_map, int64_t *counts) noexcept nogil:
     """Count the rows of each shard of a dense table, and say as :func:`survey` does how they are ordered."""
-    cdef int64_t i, key, shard, last_shard = -1, last = 0
+    cdef int64_t i, key, shard, last_shard = -1, last = 0, rows = shard_map.rows, shards = shard_map.shards
+    cdef const int64_t *edges = shard_map.first_places
     cdef int shape = 2
     for i in range(count):
         key = keys[i]
         if key < 0 or key >= rows:
             return -1 - i
-        shard = _shard_of_row(key, rows, shards)
+        shard = shard_of_row(key, rows, shards, edges)
         if shape > 0 and i > 0:
             if shard < last_shard:
                 shape = 0
@@ -133,17 +122,19 @@ cdef int64_t _survey_rows(
     return shape
 
 
-cdef int64_t _survey_hashes(const int64_t *keys, int64_t count, int bits, int64_t *counts) noexcept nogil:
+cdef int64_t _survey_hashes(const int64_t *keys, int64_t count, ShardMap shard_map, int64_t *counts) noexcept nogil:
     """Count the keys of each shard, and say as :func:`survey` does how they are ordered."""
     cdef uint64_t hashes[DPS_HASHED]
     cdef uint64_t last = 0
     cdef int64_t first = 0, i, size, shard, last_shard = 0
     cdef bint falls = False, rises = True
+    cdef int bits = shard_map.bits
+    cdef const uint16_t *of_slot = shard_map.of_slot
     while first < count:
         size = min(<int64_t> DPS_HASHED, count - first)
         dps_hash_keys(keys + first, size, hashes)
         for i in range(size):
-            shard = _shard_of(hashes[i], bits)
+            shard = shard_of_hash(hashes[i], bits, of_slot)
             falls |= shard < last_shard
             rises &= (hashes[i] > last) | (first + i == 0)  # no branch, because it could not be predicted
             last_shard, last = shard, hashes[i]
@@ -154,9 +145,7 @@ cdef int64_t _survey_hashes(const int64_t *keys, int64_t count, int bits, int64_
 
 def scatter(
     cnp.ndarray keys not None,
-    int64_t rows,
-    int64_t shards,
-    int bits,
+    ShardMap shard_map not None,
     cnp.ndarray starts not None,
     cnp.ndarray order not None,
     cnp.ndarray grouped not None,
@@ -176,10 +165,10 @@ def scatter(
     cdef bint done
     same = cnp.PyArray_SIZE(order) == count and cnp.PyArray_SIZE(grouped) == count
     same = same and (cells is None or cnp.PyArray_SIZE(cells) == count)
-    if not same or cnp.PyArray_SIZE(starts) != shards + 1:
-        raise ValueError(f"order, grouped and starts do not fit {count} keys and {shards} shards")
+    if not same or cnp.PyArray_SIZE(starts) != shard_map.shards + 1:
+        raise ValueError(f"order, grouped and starts do not fit {count} keys and {shard_map.shards} shards")
     with nogil:
-        done = scatter_keys(source, cell, 0, count, rows, shards, bits, start, place, target)
+        done = scatter_keys(source, cell, 0, count, shard_map, start, place, target)
     if not done:
         raise MemoryError
 
@@ -189,9 +178,7 @@ cdef bint scatter_keys(
     const int64_t *cells,
     int64_t first,
     int64_t end,
-    int64_t rows,
-    int64_t shards,
-    int bits,
+    ShardMap shard_map,
     const int64_t *starts,
     int32_t *order,
     int64_t *grouped,
@@ -199,17 +186,24 @@ cdef bint scatter_keys(
     """As :func:`scatter`, for keys first to end - 1; False for want of memory. Keys without cells are the cells."""
     cdef uint64_t hashes[DPS_HASHED]
     cdef int64_t i, j, size, shard
-    cdef int64_t *nexts = <int64_t *> malloc(shards * sizeof(int64_t))
+    cdef int64_t *nexts = <int64_t *> malloc(shard_map.shards * sizeof(int64_t))
+    cdef int64_t rows = shard_map.rows, shards = shard_map.shards
+    cdef const int64_t *edges = shard_map.first_places
+    cdef int bits = shard_map.bits
+    cdef const uint16_t *of_slot = shard_map.of_slot
     if nexts == NULL:
         return False
-    for i in range(shards):
+    for i in range(shard_map.shards):
         nexts[i] = starts[i]
     while first < end:
         size = min(<int64_t> DPS_HASHED, end - first)
         if rows == 0:
             dps_hash_keys(cells + first, size, hashes)
         for i in range(first, first + size):
-            shard = _shard_of_row(keys[i], rows, shards) if rows > 0 else _shard_of(hashes[i - first], bits)
+            if rows > 0:
+                shard = shard_of_row(keys[i], rows, shards, edges)
+            else:
+                shard = shard_of_hash(hashes[i - first], bits, of_slot)
             j = nexts[shard]
             nexts[shard] = j + 1
             order[j] = <int32_t> i

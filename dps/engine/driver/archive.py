@@ -26,7 +26,6 @@ from dps.engine.dashboard.report.report import report
 from dps.engine.dashboard.report.timeline import timeline
 from dps.engine.state.names import check_name
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.partition import bound
 from dps.engine.telemetry.run_history import RunHistory
 from dps.engine.telemetry.snapshot import LastCheckpoint, Status
 from dps.engine.training.types import Control, Json, Options
@@ -167,7 +166,7 @@ def pull_shard(ticket: Ticket, spec: TableSpec, shard: int) -> Iterator[tuple[np
     step = max(1, PIECE_BYTES // (spec.dim * spec.itemsize + 8))
     with Client(ticket) as client:
         if spec.rows is not None:
-            low, high = bound(shard, spec.rows, spec.shards), bound(shard + 1, spec.rows, spec.shards)
+            low, high = spec.shard_map.edges[shard : shard + 2]
             for row in range(low, high, step):
                 end = min(row + step, high)
                 yield row, client.pull(spec.name, slice(row, end)).view(spec.dtype).reshape(end - row, spec.dim)

@@ -207,7 +207,7 @@ class Rows:
             raise InputError(f"{placed.shape} keys with values {rows.shape}, and the rows have dim {spec.dim}")
         if len(distinct(placed)) != len(placed):
             raise InputError(f"{len(placed)} rows are put, and only {len(distinct(placed))} keys differ")
-        starts = group(placed, 0, spec.shards, spec.name, spec.cells).starts
+        starts = group(placed, spec.shard_map, spec.name).starts
         if starts[self.shard + 1] - starts[self.shard] != len(placed):
             raise InputError(
                 f"{len(placed)} rows are put on shard {self.shard} of table {spec.name!r}, and only "

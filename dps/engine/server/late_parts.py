@@ -8,14 +8,12 @@ this. The answer has all rows of the request, as they are now.
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from dps.engine.server.replicas import Replica, ReplicaPart
 from dps.engine.server.tables import ServerTable, TableRequest
-from dps.engine.state.partition import bound, group
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.errors import StoppedError
@@ -39,9 +37,7 @@ def late_rows(
     parts, keys, rows, end = [], [], [], 0
     for part, lacks in zip(request.parts, lacking, strict=True):
         named = part.keys if part.keys is not None else np.arange(part.start, part.start + part.b - part.a)
-        which = (
-            np.ones(len(named), np.bool_) if lacks is None else lacks[_of_keys(table, part.replica, named, len(lacks))]
-        )
+        which = np.ones(len(named), np.bool_) if lacks is None else lacks[_parts_of_keys(table, part.replica, named)]
         if which.any():
             keys.append(named[which])
             rows.append(values[part.a : part.b][which])
@@ -77,11 +73,10 @@ def has_effect(table: ServerTable, header: Header, named: NamedPart, function: s
     if lacks is None:
         return False
     if named.keys is not None:
-        some = lacks[_of_keys(table, replica, named.keys, len(lacks))]
+        some = lacks[_parts_of_keys(table, replica, named.keys)]
     elif table.spec.rows is not None:
-        first, shards = replica.number * len(lacks), table.spec.shards * len(lacks)
-        bounds = [bound(first + n, table.spec.rows, shards) for n in range(len(lacks) + 1)]
-        some = lacks[[max(a, named.start) < min(b, named.stop) for a, b in itertools.pairwise(bounds)]]
+        edges = replica.shard.ledger.edges
+        some = lacks[(edges[:-1] < named.stop) & (edges[1:] > named.start)]
     else:
         some = lacks
     if some.any() and not some.all():
@@ -105,13 +100,8 @@ def _lacking(replica: Replica, header: Header) -> np.ndarray | None:
     return found
 
 
-def _of_keys(table: ServerTable, replica: Replica, keys: np.ndarray, parts: int) -> np.ndarray:
-    """In which of so many parts of a shard each key lies, int64[m]."""
-    spec, shards = table.spec, table.spec.shards * parts
-    grouping = group(np.ascontiguousarray(keys), spec.rows or 0, shards, spec.name, spec.partition.cells(shards))
-    lies = np.repeat(np.arange(shards), np.diff(grouping.starts)) - replica.number * parts
-    if grouping.order is None:
-        return lies
-    found = np.empty(len(keys), np.int64)
-    found[grouping.order] = lies
+def _parts_of_keys(table: ServerTable, replica: Replica, keys: np.ndarray) -> np.ndarray:
+    """In which part of a merged shard each key lies, int64[m]."""
+    places = table.shard_map.places(np.ascontiguousarray(keys))
+    found: np.ndarray = np.searchsorted(replica.shard.ledger.edges, places, side="right") - 1
     return found

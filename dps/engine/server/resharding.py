@@ -66,7 +66,7 @@ class ReplicaGroup:
         self._replicas = replicas
         self._shards: list[DenseShard | KeyedShard] = [replica.shard for replica in replicas]
         self._spec = spec
-        is_split = spec.shards > self._shards[0].spec.shards
+        is_split = len(replicas) == 1
         self.copying = Division(self._shards[0], spec, directory) if is_split else Merger(self._shards, spec)
         self.made: list[Replica] = []
         self.used: list[tuple[int, int]] = []  # each shard, and its version when the new ones were made of it
@@ -122,15 +122,17 @@ class Resharding:
     def name(self, shards: Sequence[int]) -> None:
         """Say which shards are to be used, because this server may have others than when the copying began."""
         table = self._owner.tables.get(self.table)
-        times = 1 if table is None else max(1, table.spec.shards // self.spec.shards)
-        found: dict[int, list[int]] = {}
+        old, new = self.spec.shard_map if table is None else table.shard_map, self.spec.shard_map
+        found: dict[int, list[int]] = {}  # the first new shard -> the shards of which it is made
         for number in sorted(shards):
-            found.setdefault(number // times, []).append(number)
-        if apart := [numbers for numbers in found.values() if len(numbers) < times]:
-            raise MovedError(
-                f"server {self._owner.number} has shard {apart[0][0]} of table {self.spec.name!r}, and not all "
-                f"{times} shards with which it is merged"
-            )
+            found.setdefault(new.within(*old.edges[number : number + 2])[0], []).append(number)
+        for first, numbers in found.items():
+            wanted = old.within(*new.edges[first : first + 2])
+            if len(numbers) < len(wanted):
+                raise MovedError(
+                    f"server {self._owner.number} has shard {numbers[0]} of table {self.spec.name!r}, and not all "
+                    f"{len(wanted)} shards with which it is merged"
+                )
         self._numbers = list(found.values())
         for first in self._groups.keys() - {numbers[0] for numbers in self._numbers}:
             self._groups.pop(first).copying.close()

@@ -13,7 +13,7 @@ from dps.engine.server.replicas import Replica, ReplicaPart
 from dps.engine.state.ledger_parts import certificates
 from dps.engine.state.op_views import AgeOp, CloseOp, RetireOp
 from dps.engine.state.ops import ADD, AGE, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
-from dps.engine.state.partition import group, shard_bits
+from dps.engine.state.partition import group
 from dps.engine.state.scan import FoundRows
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.telemetry.server_meter import TableMeter
@@ -58,8 +58,7 @@ class ServerTable(TableState):
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,
-            rows=spec.rows or 0,
-            shards=spec.shards,
+            shard_map=spec.shard_map,
             finite=spec.finite,
             aggregated=spec.aggregate is not None,
             replicated=spec.copies > 1,
@@ -67,7 +66,6 @@ class ServerTable(TableState):
             kernel=spec.optimizer.kernel,
             row_start=spec.absent_start(),
             meter=TableMeter(spec.shards, spec.dim * spec.itemsize),
-            cells=spec.cells,
         )
 
     def cut(self, header: Header, body: memoryview, primary: bool = True) -> TableRequest:
@@ -114,12 +112,12 @@ class ServerTable(TableState):
 
     def _check_own(self, number: int, keys: np.ndarray) -> None:
         """Refuse keys that belong to other shards, because a second row of a key would come to life here."""
-        if self.cells is None:
+        if self.shard_map.cells is None:
             return
-        stray = self.cells.stray(keys, number, shard_bits(self.spec.shards))
+        stray = self.shard_map.stray(keys, number)
         if stray >= 0:
             key = keys[stray : stray + 1]
-            owner = int(np.argmax(np.diff(group(key, 0, self.spec.shards, cells=self.cells).starts)))
+            owner = int(np.argmax(np.diff(group(key, self.shard_map).starts)))
             raise InputError(
                 f"table {self.spec.name!r}: key {int(key[0])} belongs to shard {owner} by {self.spec.partition!r}, and "
                 f"a client asked shard {number} for it: that client divides keys by another rule or version of dps"
@@ -205,7 +203,10 @@ class ServerTable(TableState):
         """
         certificate = b""
         if header.flags & frames.CERTIFICATE:
-            certificate = frames.encode_json({p.replica.number: certificates(p.replica.shard.ledger) for p in parts})
+            replicas, edges = [part.replica for part in parts], self.shard_map.edges
+            certificate = frames.encode_json(
+                {r.number: certificates(r.shard.ledger, edges[r.number]) for r in replicas}
+            )
         nbytes = header.count * self.row_bytes
         buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
         view = memoryview(buffer)

@@ -186,7 +186,7 @@ class SimServer:
             self.party.sleep(self.party.world.random.uniform(0.0, MAX_LOAD_SECONDS))
             store = Store(url, storage_options=options)
             spec, chain = replicas[number].spec, store.chain(name)
-            which = sources(chain[-1].tables[spec.name].shards, spec.shards, number)
+            which = sources(chain[-1].tables[spec.name], spec, number)
             saved = [SavedShard(store, chain, spec.name, n) for n in which]
             try:
                 fill(replicas[number].shard, saved, Origins(*origins))

@@ -12,7 +12,6 @@ import numpy as np
 
 from dps.engine.state.life import FLAG_BYTES, SLOT_BYTES
 from dps.engine.state.ops import CLOSE, DELETE, NO_CLOCK, PUSH, Op, TableSpec
-from dps.engine.state.partition import bound
 from dps.engine.state.shard import KeyedShard, KeyedSums, Shard
 from dps.errors import InputError
 
@@ -61,8 +60,8 @@ def held_bytes(shard: Shard) -> int:
 def first_bytes(spec: TableSpec, number: int) -> int:
     """Bytes that a shard takes when its table is made: the rows of a dense one, the index of one with a budget."""
     if spec.rows is not None:
-        rows = bound(number + 1, spec.rows, spec.shards) - bound(number, spec.rows, spec.shards)
-        return rows * (spec.dim + spec.slots) * spec.itemsize
+        low, high = spec.shard_map.edges[number : number + 2]
+        return (high - low) * (spec.dim + spec.slots) * spec.itemsize
     return int(SLOT_BYTES * spec.most_rows)
 
 

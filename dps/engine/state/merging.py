@@ -1,8 +1,7 @@
 """Merging: one shard of a table that is cut into fewer shards, made from the shards that it has now. Pure.
 
-A table of k n shards becomes one of n shards: shard i is made of the shards k i to k i + k - 1, the reverse of
-:mod:`dps.engine.state.resharding`. The shards lie on one server. Their rows come piece by piece, and those again that
-have changed since (:mod:`dps.engine.state.precopy`).
+Neighbouring shards become one, the reverse of :mod:`dps.engine.state.resharding`. They lie on one server. Their rows
+come piece by piece, and those again that have changed since (:mod:`dps.engine.state.precopy`).
 
 The ledgers of the shards may differ in what an origin did last: an op names rows of some shards only, and one that was
 on its way when the shards stopped has reached some of them. So the merged ledger keeps the last op of each part
@@ -14,37 +13,36 @@ The version is the sum of the versions, so it is equal on all servers where all 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from dps.engine.state.ledger_parts import joined_ledger
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.precopy import Assembly, Readers
 from dps.engine.state.recipes import Description
-from dps.engine.state.resharding import whole_shards
+from dps.engine.state.resharding import checked_shard, equal_edges, with_edges
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.state.transfer import head_of
 from dps.errors import InputError
 
-__all__ = ["Merger", "merged"]
+__all__ = ["Merger", "joined_edges", "merged"]
 
 
-def merged(spec: TableSpec, shards: int, number: int) -> TableSpec:
-    """The definition of a table once it is cut into fewer shards, as table number `number`.
+def merged(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
+    """The definition of a table once shards are merged, so that these edges are left, as table number `number`.
 
-    Raises InputError if the table cannot be merged into that many shards.
+    Raises InputError if the table cannot be merged so.
 
     Examples
     --------
-    >>> merged(TableSpec("w", shards=4), 2, number=7).shards
-    2
+    >>> spec = TableSpec("w", shards=4)
+    >>> merged(spec, [0, 2048, 4096], number=7).shards, merged(spec, [0, 2048, 3072, 4096], number=7).shards
+    (2, 3)
     """
     where = f"table {spec.name!r}"
-    shards = whole_shards(where, shards)
-    times = spec.shards // shards if shards > 0 else 0
-    if times < 2 or times & (times - 1) or spec.shards % shards:
+    if not set(edges) < set(spec.shard_map.edges):
         raise InputError(
-            f"{where} has {spec.shards} shards: it is merged into 1/2, 1/4, ... of them, not into {shards}"
+            f"{where} has {spec.shards} shards: it is merged into 1/2, 1/4, ... of them, not into {len(edges) - 1}"
+            + ("" if spec.shard_map.is_even else "; they are not equal, and whole shards are put together")
         )
     if spec.fixed_shards:
         raise InputError(f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows lie by them")
@@ -57,7 +55,29 @@ def merged(spec: TableSpec, shards: int, number: int) -> TableSpec:
     }
     if why := next((why for why, is_asked in asks.items() if is_asked), None):
         raise InputError(f"{where} {why}: restore it from a checkpoint with fewer shards (ps.restore(url, shards=))")
-    return dataclasses.replace(spec, shards=shards, id=number)
+    return with_edges(spec, edges, number)
+
+
+def joined_edges(spec: TableSpec, shard: object = None) -> tuple[int, ...]:
+    """The edges with one shard merged with the next one, or, of equal shards, each with its neighbour.
+
+    Raises InputError if there is no next one; and for all shards that are not equal.
+
+    >>> joined_edges(TableSpec("w", shards=4), 1), joined_edges(TableSpec("w", shards=4))
+    ((0, 1024, 3072, 4096), (0, 2048, 4096))
+    """
+    edges = spec.shard_map.edges
+    if shard is not None:
+        first = checked_shard(spec, shard)
+        if first == spec.shards - 1:
+            raise InputError(f"table {spec.name!r}: shard {first} is the last one, so there is none to merge it with")
+        return edges[: first + 1] + edges[first + 2 :]
+    if not spec.shard_map.is_even:
+        raise InputError(
+            f"table {spec.name!r} has {spec.shards} shards that are not equal: say which one is merged with the next "
+            "(shard=), or how many equal ones there are to be (shards=)"
+        )
+    return equal_edges(spec, spec.shards // 2) if spec.shards > 1 else edges
 
 
 class Merger:
@@ -71,7 +91,7 @@ class Merger:
     >>> table = TableSpec("w", rows=6, shards=2)
     >>> shards = [make_shard(table, n) for n in range(2)]
     >>> _ = shards[1].apply(Op(ADD, None, 3, np.ones((3, 1), np.float32), 0, 1))
-    >>> merger = Merger(shards, merged(table, 1, number=2))
+    >>> merger = Merger(shards, merged(table, [0, 6], number=2))
     >>> while merger.step(max_bytes=8):
     ...     pass
     >>> merger.finish()[0].rows.ravel().tolist()
@@ -80,7 +100,8 @@ class Merger:
 
     def __init__(self, shards: Sequence[DenseShard | KeyedShard], spec: TableSpec):
         self._shards = shards
-        self._number = shards[0].number * spec.shards // shards[0].spec.shards
+        self._edges = shards[0].spec.shard_map.edges[shards[0].number : shards[-1].number + 2]
+        self._number = spec.shard_map.edges.index(self._edges[0])
         self._whole = Assembly(spec, self._number, sum(map(len, shards)))
         self.readers = Readers(shards)
 
@@ -101,7 +122,7 @@ class Merger:
         if "lead" in heads[0]:
             head["lead"] = max(each["lead"] for each in heads)  # [clock, origin]
         head["gone"] = [sum(each["gone"][n] for each in heads) for n in (0, 1)]
-        ledger = joined_ledger([shard.ledger for shard in self._shards])
+        ledger = joined_ledger([shard.ledger for shard in self._shards], self._edges)
         return {self._number: self._whole.finish({**head, "waiting": 0, "remembered": 0, "sums": None}, [], ledger)}
 
     def close(self) -> None:

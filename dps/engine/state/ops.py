@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dps.engine.core.cells import Cells
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.initializers import RowStart
 from dps.engine.core.shards.rows import all_finite
@@ -201,6 +201,9 @@ class TableSpec:
         the width, and the optimizer Assign.
     fixed_shards : bool
         It is not split, because a program lays rows out by its shards.
+    edges : tuple of int
+        Where shards begin that are not equal, because one of them was split alone, and the end: rows of a dense table,
+        slots of a keyed one (:mod:`dps.engine.core.shard_map`). Empty: all shards are equal.
     staleness : int or None
         How stale a trainer's reads of this table may be, where that is less than its run allows; None, or math.inf: as
         its run allows.
@@ -231,6 +234,7 @@ class TableSpec:
     life: RowLife = RowLife()
     bytes_width: int = 0
     fixed_shards: bool = False
+    edges: tuple[int, ...] = ()
     staleness: int | None = None
     salt: int = dataclasses.field(default=0, repr=False)
 
@@ -249,7 +253,7 @@ class TableSpec:
         if self.rows is not None:
             _whole(self, "rows", 1, MAX_ROWS, where)
         _whole(self, "shards", 1, 1 << 12, where)
-        if self.keyed and self.shards & (self.shards - 1):
+        if self.keyed and not self.edges and self.shards & (self.shards - 1):
             raise InputError(f"{where}: a keyed table has a power of two of shards, not {self.shards}")
         object.__setattr__(self, "partition", partition_of(self.partition))
         if not isinstance(self.partition, Partition):
@@ -264,6 +268,7 @@ class TableSpec:
             )
         if self.rows is not None and self.shards > self.rows:
             raise InputError(f"{where}: {self.shards} shards for {self.rows} rows; ask for at most {self.rows}")
+        self._take_edges()
         _whole(self, "copies", 1, MAX_COPIES, where)
         if self.ack not in ("copies", "memory"):
             raise InputError(f"{where}: ack is 'copies' or 'memory', not {self.ack!r}")
@@ -289,6 +294,16 @@ class TableSpec:
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
+
+    def _take_edges(self) -> None:
+        """Check the edges; those of equal shards are none, so that a table has one definition."""
+        edges = tuple(map(int, self.edges))
+        can_be_equal = not self.keyed or not self.shards & (self.shards - 1)
+        if edges and can_be_equal and edges == ShardMap(self.rows or 0, self.shards).edges:
+            edges = ()
+        object.__setattr__(self, "edges", edges)
+        if edges:
+            ShardMap(self.rows or 0, self.shards, None, edges)  # raises for what is none
 
     def _take_width(self, where: str) -> None:
         """Make of a dtype of bytes what it stands for."""
@@ -336,9 +351,9 @@ class TableSpec:
         return self.rows is None
 
     @functools.cached_property
-    def cells(self) -> Cells | None:
-        """What computes the cells by which keys are placed; None: each key is its own."""
-        return self.partition.cells(self.shards)
+    def shard_map(self) -> ShardMap:
+        """Which shard each key, or each row, lies on."""
+        return ShardMap(self.rows or 0, self.shards, self.partition.cells(), self.edges)
 
     @property
     def state_columns(self) -> int:
@@ -420,7 +435,7 @@ class TableSpec:
         recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
         plain = {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
         del plain["life"]
-        for name in ("bytes_width", "fixed_shards", "salt"):
+        for name in ("bytes_width", "fixed_shards", "edges", "salt"):
             if not plain[name]:
                 del plain[name]  # so that tables without it are described as ever
         if self.staleness is None:

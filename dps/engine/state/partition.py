@@ -1,8 +1,9 @@
-"""From a key to its hash, from a hash to a shard; a batch of keys grouped by shard.
+"""A batch of keys grouped by shard; and the hashes by which keys are placed.
 
 The client divides its batches by these rules and a shard finds its rows with them. Both must compute the same numbers,
-so the rules are in one place; their loops are compiled (:mod:`dps.engine.core.grouping`). `mix` must never change,
-because stored models depend on it.
+so the rules are in one place: :mod:`dps.engine.core.shard_map` says which shard a key lies on, and the loops over
+batches are compiled, too (:mod:`dps.engine.core.grouping`). `mix` must never change, because stored models depend on
+it.
 
 Keys in the order of their hashes are in the order of their shards. A batch sorted by hash (as :func:`dps.localize`
 makes it) is therefore grouped already, and its repeats would lie side by side; `survey` notices that in one pass, and
@@ -15,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dps.engine.core.cells import Cells
 from dps.engine.core.grouping import (
     ASCENDING,
     UNGROUPED,
@@ -24,14 +24,10 @@ from dps.engine.core.grouping import (
     scatter,
     survey,
 )
+from dps.engine.core.shard_map import ShardMap
 from dps.errors import KeyRangeError
 
-__all__ = ["Grouping", "bound", "distinct", "group", "hash_keys", "mix", "shard_bits"]
-
-
-def shard_bits(shards: int) -> int:
-    """log2 of the number of shards of a keyed table."""
-    return shards.bit_length() - 1
+__all__ = ["Grouping", "distinct", "group", "hash_keys", "mix"]
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
@@ -46,11 +42,6 @@ def distinct(keys: np.ndarray) -> np.ndarray:
     return ordered if first.all() else ordered[first]
 
 
-def bound(shard: int, rows: int, shards: int) -> int:
-    """First row of a dense table's shard; `bound(shards, ...)` is the end."""
-    return shard * rows // shards
-
-
 class Grouping(NamedTuple):
     """A batch of keys, cut by shard: shard s holds `keys[starts[s]:starts[s + 1]]`."""
 
@@ -60,30 +51,29 @@ class Grouping(NamedTuple):
     distinct: bool  # True: there are no repeats; False: unknown
 
 
-def group(keys: np.ndarray, rows: int, shards: int, table: str = "", cells: Cells | None = None) -> Grouping:
-    """Group int64 `keys` by shard; `rows` is 0 for keyed tables, and `cells` is given for those with ``partition=``.
+def group(keys: np.ndarray, shard_map: ShardMap, table: str = "") -> Grouping:
+    """Group int64 `keys` by the shards of a table.
 
     Raises KeyRangeError for a row number outside 0..rows-1 of a dense table.
 
     Examples
     --------
     >>> import numpy as np
-    >>> group(np.array([5, 1, 9]), rows=10, shards=2).keys
+    >>> group(np.array([5, 1, 9]), ShardMap(rows=10, shards=2)).keys
     array([1, 5, 9])
     """
-    bits = shard_bits(shards)
-    starts = np.empty(shards + 1, np.int64)
+    starts = np.empty(shard_map.shards + 1, np.int64)
     placed = keys
-    if cells is not None:
+    if shard_map.cells is not None:
         placed = np.empty(len(keys), np.int64)
-        cells.of(keys, placed)
-    shape = survey(placed, rows, shards, bits, starts)
+        shard_map.cells.of(keys, placed)
+    shape = survey(placed, shard_map, starts)
     if shape < 0:
-        key = int(keys[-1 - shape])
-        raise KeyRangeError(f"table {table!r} has rows 0 to {rows - 1}; key {key} (number {-1 - shape}) is outside")
+        key, last = int(keys[-1 - shape]), shard_map.rows - 1
+        raise KeyRangeError(f"table {table!r} has rows 0 to {last}; key {key} (number {-1 - shape}) is outside")
     if shape != UNGROUPED:
         return Grouping(keys, starts, None, shape == ASCENDING)
     order = np.empty(len(keys), np.int32)
     grouped = np.empty(len(keys), np.int64)
-    scatter(keys, rows, shards, bits, starts, order, grouped, placed)
+    scatter(keys, shard_map, starts, order, grouped, placed)
     return Grouping(grouped, starts, order, False)

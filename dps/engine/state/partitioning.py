@@ -8,13 +8,14 @@ clients, servers and checkpoints; :mod:`dps.engine.core.cells` computes it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from dps.engine.core.cells import Cells
-from dps.engine.core.grouping import hash_keys
+from dps.engine.core.shard_map import SLOTS, ShardMap
 from dps.engine.state.recipes import Description, Recipe, converted, from_dict, number
 from dps.engine.state.user_functions import UserFunction
 from dps.errors import InputError, InputTypeError
@@ -31,7 +32,7 @@ INT64 = np.iinfo(np.int64)
 class Partition(Recipe):
     """Base of what ``partition=`` of :meth:`dps.ParameterServer.table` takes: which keys lie on one shard."""
 
-    def cells(self, shards: int) -> Cells | None:
+    def cells(self) -> Cells | None:
         """What computes the cells of keys, for a table with so many shards; None: each key is its own cell."""
         raise NotImplementedError
 
@@ -57,7 +58,7 @@ class HashPartition(Partition):
     HashPartition()
     """
 
-    def cells(self, shards: int) -> None:
+    def cells(self) -> None:
         """None, because each key is its own cell."""
         return None
 
@@ -92,7 +93,7 @@ class BlockPartition(Partition):
 
     bits: int = number(least=1, most=63, whole=True)
 
-    def cells(self, shards: int) -> Cells:
+    def cells(self) -> Cells:
         """What computes the numbers of blocks."""
         return Cells(shift=self.bits)
 
@@ -131,7 +132,7 @@ class FieldPartition(Partition):
             last = self.shift + self.bits - 1
             raise InputError(f"FieldPartition: bits {self.shift} to {last} of a key, which has the bits 0 to 63")
 
-    def cells(self, shards: int) -> Cells:
+    def cells(self) -> Cells:
         """What computes the numbers in the field."""
         return Cells(shift=self.shift, mask=(1 << self.bits) - 1)
 
@@ -179,12 +180,11 @@ class RangePartition(Partition):
 
     bounds: tuple[int, ...] = converted(dataclasses.MISSING, _bounds)
 
-    def cells(self, shards: int) -> Cells:
-        """What looks keys up; the cell of a range is the first number whose hash names the range's shard."""
+    def cells(self) -> Cells:
+        """What looks keys up; the cell of a range is the first number whose hash names the range's slot."""
         ranges = len(self.bounds) + 1
-        first = first_cells(shards)
-        wanted = np.arange(ranges) * shards // ranges
-        return Cells(bounds=np.array(self.bounds, np.int64), numbers=first[wanted])
+        wanted = np.arange(ranges) * SLOTS // ranges
+        return Cells(bounds=np.array(self.bounds, np.int64), numbers=first_cells()[wanted])
 
     def spread(self, first: int, last: int) -> np.ndarray | None:
         """The first key, and all bounds behind it in the range."""
@@ -201,7 +201,7 @@ class FunctionPartition(UserFunction, Partition):
     def __repr__(self) -> str:
         return f"FunctionPartition({self.function_name})"
 
-    def cells(self, shards: int) -> Cells:
+    def cells(self) -> Cells:
         """What calls the function; clients and servers do, and open it for that at the first keys."""
         return Cells(function=self)
 
@@ -225,22 +225,13 @@ def steps(first: int, last: int, bits: int) -> np.ndarray | None:
     return (low + np.arange(high - low + 1)) << bits if high - low < MAX_SPREAD else None
 
 
-def first_cells(shards: int) -> np.ndarray:
-    """For each shard the smallest number, from 0 on, that is placed on it.
-
-    >>> first_cells(2)
-    array([3, 0])
-    """
-    count = 16 * shards
-    while True:
-        numbers = np.arange(count)
-        hashes = np.empty(count, np.uint64)
-        hash_keys(numbers, hashes)
-        placed = (hashes >> np.uint64(1) >> np.uint64(64 - shards.bit_length())).astype(np.int64)
-        found, first = np.unique(placed, return_index=True)
-        if len(found) == shards:
-            return first.astype(np.int64)
-        count *= 2
+@functools.cache
+def first_cells() -> np.ndarray:
+    """For each slot the smallest number, from 0 on, that is placed in it."""
+    numbers = np.arange(16 * SLOTS)
+    found, first = np.unique(ShardMap(0, SLOTS).places(numbers), return_index=True)
+    assert len(found) == SLOTS
+    return first.astype(np.int64)
 
 
 def partition_from_dict(description: Mapping[str, object]) -> Partition:

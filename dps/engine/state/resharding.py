@@ -1,8 +1,8 @@
 """Resharding: the shards of a table that is cut into more shards, made from its present shards. Pure.
 
-A table of n shards becomes one of k n shards, where k is a power of two: shard i becomes the shards k i to k i + k - 1.
-Both ways to place rows allow this without a look at other shards: hashes (a shard is named by the first bits) and
-ranges of rows of equal length. So each server divides what it has, and no row travels.
+A shard is a range of places (:mod:`dps.engine.core.shard_map`), and is divided into ranges: all shards of a table into
+equally many equal ones, mostly, or one shard into two, while the others stay as they are. No other shard is looked at.
+So each server divides what it has, and no row travels.
 
 The rows come piece by piece, and those again that have changed since (:mod:`dps.engine.state.precopy`); so ops go on,
 but for the last pieces.
@@ -18,39 +18,47 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dps.engine.core.shard_map import SLOTS, ShardMap
 from dps.engine.state.ledger_parts import divided_ledger
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.partition import bound, group
+from dps.engine.state.partition import group
 from dps.engine.state.precopy import Assembly, Readers
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.state.transfer import head_of
 from dps.errors import InputError
 
-__all__ = ["Division", "resharded", "whole_shards"]
+__all__ = ["Division", "checked_shard", "equal_edges", "halved_edges", "resharded", "with_edges"]
 
+MAX_SHARDS = 1 << 12
 MORE_ROWS = 1.05  # spare room in a part, as a factor, because hashes do not spread quite evenly
 
 
-def resharded(spec: TableSpec, shards: int, number: int) -> TableSpec:
-    """The definition of a table once it is cut into `shards` shards, as table number `number`.
+def resharded(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
+    """The definition of a table once its shards are divided, with these edges, as table number `number`.
 
-    Raises InputError if the table cannot be split into that many shards.
+    Raises InputError if the table cannot be split so.
 
     Examples
     --------
-    >>> resharded(TableSpec("w", shards=4), 8, number=7).shards
-    8
+    >>> spec = TableSpec("w", shards=2)
+    >>> resharded(spec, [0, 1024, 2048, 3072, 4096], number=7).shards
+    4
+    >>> resharded(spec, [0, 2048, 3072, 4096], number=7).edges
+    (0, 2048, 3072, 4096)
     """
-    where = f"table {spec.name!r}"
-    shards = whole_shards(where, shards)
-    times = shards // spec.shards
-    if times < 2 or times & (times - 1) or shards % spec.shards:
-        raise InputError(f"{where} has {spec.shards} shards: it is split into 2, 4, 8, ... times as many, not {shards}")
+    where, edges = f"table {spec.name!r}", tuple(edges)
+    if not set(spec.shard_map.edges) < set(edges):
+        raise InputError(
+            f"{where} has {spec.shards} shards: it is split into 2, 4, 8, ... times as many, not {len(edges) - 1}"
+            + ("" if spec.shard_map.is_even else "; they are not equal, and each is divided into whole shards")
+        )
+    if len(edges) > MAX_SHARDS + 1:
+        raise InputError(f"{where}: a table has {MAX_SHARDS} shards at most, not {len(edges) - 1}")
     if spec.fixed_shards:
         raise InputError(
             f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows are laid out by them: make "
@@ -67,14 +75,64 @@ def resharded(spec: TableSpec, shards: int, number: int) -> TableSpec:
             f"{where} remembers the keys of rows that went (remember=), numbered by each of its {spec.shards} shards: "
             "make it with more shards from the beginning"
         )
-    return dataclasses.replace(spec, shards=shards, id=number)
+    return with_edges(spec, edges, number)
 
 
-def whole_shards(where: str, shards: object) -> int:
-    """The number of shards that a user has asked for. Raises InputError if it is no whole number."""
+def with_edges(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
+    """The definition of a table with these edges.
+
+    Raises InputError if its shards are to be equal, because each has the same part of what the table may take.
+    """
+    made = dataclasses.replace(spec, shards=len(edges) - 1, edges=tuple(edges), id=number)
+    life = spec.life
+    asks = {f"max_bytes={life.max_bytes}": life.max_bytes, "admit=": life.counts, "remember=": life.remember}
+    if made.edges and (what := next((what for what, is_asked in asks.items() if is_asked), None)):
+        raise InputError(
+            f"table {spec.name!r} has {what}, of which each shard has an equal part: its shards have to be equal, too. "
+            "Split or merge the whole table (shards=)"
+        )
+    return made
+
+
+def equal_edges(spec: TableSpec, shards: object) -> tuple[int, ...]:
+    """The edges of so many equal shards of a table. Raises InputError if it cannot have so many.
+
+    >>> equal_edges(TableSpec("w", rows=10), 4)
+    (0, 2, 5, 7, 10)
+    """
+    where = f"table {spec.name!r}"
     if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
         raise InputError(f"{where}: shards is a whole number, not {shards!r}")
-    return int(shards)
+    count, most = int(shards), min(MAX_SHARDS, spec.rows or MAX_SHARDS)
+    if not 1 <= count <= most or (spec.keyed and count & (count - 1)):
+        what = "a power of two, " if spec.keyed else ""
+        raise InputError(f"{where} has {spec.shards} shards: it can have {what}1 to {most}, not {count}")
+    return ShardMap(spec.rows or 0, count).edges
+
+
+def halved_edges(spec: TableSpec, shard: object = None) -> tuple[int, ...]:
+    """The edges with one shard divided in the middle, or all. Raises InputError if that cannot be divided.
+
+    >>> halved_edges(TableSpec("w", shards=2), 1), halved_edges(TableSpec("w", shards=1))
+    ((0, 2048, 3072, 4096), (0, 2048, 4096))
+    """
+    edges = spec.shard_map.edges
+    if shard is None and spec.shard_map.is_even:
+        return equal_edges(spec, 2 * spec.shards)
+    chosen = range(spec.shards) if shard is None else [checked_shard(spec, shard)]
+    for n in chosen:
+        if edges[n + 1] - edges[n] < 2:
+            what = "row" if spec.rows else f"slot, of the {SLOTS} in which keys lie"
+            raise InputError(f"table {spec.name!r}: shard {n} is one {what}, and cannot be divided")
+    return tuple(sorted({*edges, *((edges[n] + edges[n + 1]) // 2 for n in chosen)}))
+
+
+def checked_shard(spec: TableSpec, shard: object) -> int:
+    """The number of a shard that a user has named. Raises InputError if the table has no such shard."""
+    whole = isinstance(shard, (int, np.integer)) and not isinstance(shard, bool)
+    if not whole or not 0 <= int(shard) < spec.shards:  # type: ignore[call-overload]
+        raise InputError(f"table {spec.name!r} has shards 0 to {spec.shards - 1}; there is no {shard!r}")
+    return int(shard)  # type: ignore[call-overload]
 
 
 class Division:
@@ -87,7 +145,7 @@ class Division:
     >>> from dps.engine.state.ops import ADD, Op
     >>> shard = KeyedShard(TableSpec("w", shards=1), 0)
     >>> _ = shard.apply(Op(ADD, np.arange(100), 0, np.ones((100, 1), np.float32), 0, 1))
-    >>> division = Division(shard, resharded(shard.spec, 4, number=2))
+    >>> division = Division(shard, resharded(shard.spec, equal_edges(shard.spec, 4), number=2))
     >>> while division.step(max_bytes=100):
     ...     pass
     >>> parts = division.finish()
@@ -97,10 +155,11 @@ class Division:
 
     def __init__(self, shard: DenseShard | KeyedShard, spec: TableSpec, directory: str | None = None):
         self.shard, self.spec = shard, spec
-        times = spec.shards // shard.spec.shards
-        self._numbers = range(shard.number * times, (shard.number + 1) * times)
-        room = int(MORE_ROWS * len(shard) / times) + 1
-        self._parts = [Assembly(spec, number, room, directory) for number in self._numbers]
+        edges, (first, end) = spec.shard_map.edges, shard.spec.shard_map.edges[shard.number : shard.number + 2]
+        self._numbers = spec.shard_map.within(first, end)
+        shares = [(edges[n + 1] - edges[n]) / (end - first) for n in self._numbers]
+        rooms = [int(MORE_ROWS * len(shard) * share) + 1 for share in shares]
+        self._parts = [Assembly(spec, n, room, directory) for n, room in zip(self._numbers, rooms, strict=True)]
         self._is_whole = False
         self.readers = Readers([shard])
 
@@ -113,14 +172,17 @@ class Division:
             part.put(piece.part(which))
         return True
 
+    @property
+    def _edges(self) -> tuple[int, ...]:
+        return self.spec.shard_map.edges[self._numbers.start : self._numbers.stop + 1]
+
     def _divided(self, keys: np.ndarray) -> Iterator[np.ndarray | slice]:
         """The places among `keys` (of a dense shard, row numbers that ascend) of those that belong to each part."""
         if not isinstance(self.shard, KeyedShard):
-            bounds = [bound(n, self.spec.rows or 0, self.spec.shards) for n in (*self._numbers, self._numbers.stop)]
-            cuts = np.searchsorted(keys, bounds).tolist()
+            cuts = np.searchsorted(keys, self._edges).tolist()
             yield from (slice(low, high) for low, high in itertools.pairwise(cuts))
             return
-        grouping = group(np.ascontiguousarray(keys), 0, self.spec.shards, self.spec.name, self.spec.cells)
+        grouping = group(np.ascontiguousarray(keys), self.spec.shard_map, self.spec.name)
         for number in self._numbers:
             mine = slice(grouping.starts[number], grouping.starts[number + 1])
             yield mine if grouping.order is None else grouping.order[mine]
@@ -138,11 +200,12 @@ class Division:
         meta, arrays = head_of(self.shard)
         waiting, sums = arrays[: meta["waiting"]], arrays[meta["waiting"] :]
         made: dict[int, DenseShard | KeyedShard] = {}
-        for n, (number, part, divided) in enumerate(zip(self._numbers, self._parts, self._sums(sums), strict=True)):
+        for number, part, divided in zip(self._numbers, self._parts, self._sums(sums), strict=True):
             mine: Description = dict(meta)
-            if n > 0:
+            if number > self._numbers[0]:
                 mine |= {"gone": [0, 0]} | ({"come": [0, 0]} if "come" in meta else {})
-            made[number] = part.finish(mine, waiting + divided, divided_ledger(self.shard.ledger, n, len(self._parts)))
+            ledger = divided_ledger(self.shard.ledger, *self.spec.shard_map.edges[number : number + 2])
+            made[number] = part.finish(mine, waiting + divided, ledger)
         self._is_whole = True
         return made
 

@@ -74,7 +74,6 @@ from dps.engine.state.ops import (
     TableSpec,
     WholeShard,
 )
-from dps.engine.state.partition import bound
 from dps.engine.state.snapshot import Cut, CutShard, flag_all
 from dps.engine.state.spilled import SpilledRows
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
@@ -643,7 +642,7 @@ class DenseShard(Shard):
     def __init__(self, spec: TableSpec, number: int, rows: np.ndarray | None = None):
         super().__init__(spec, number)
         assert spec.rows is not None
-        self.low, self.high = (bound(n, spec.rows, spec.shards) for n in (number, number + 1))
+        self.low, self.high = spec.shard_map.edges[number : number + 2]
         self.rows = np.zeros((self.high - self.low, self.width), spec.dtype) if rows is None else rows
         if rows is None and not self.row_start.is_zero:
             fill_range(self.rows, self.low, self.row_start)
@@ -1041,7 +1040,8 @@ class KeyedShard(Shard):
 
     def new_sums(self, clock: int) -> Sums:
         spec, dtype = self.spec, dtype_of_sums(self.spec.dtype)
-        plain = TableSpec(spec.name, dim=spec.dim, dtype=dtype, shards=spec.shards, partition=spec.partition)
+        cut = {"shards": spec.shards, "edges": spec.edges, "partition": spec.partition}
+        plain = TableSpec(spec.name, dim=spec.dim, dtype=dtype, **cut)
         return KeyedSums(KeyedShard(plain, self.number), clock, spec.dtype)
 
 

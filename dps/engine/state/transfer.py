@@ -32,7 +32,6 @@ from dps.engine.state.ages import ages_to_dict, restore_ages
 from dps.engine.state.deletion import vacate
 from dps.engine.state.disk_rows import Reader
 from dps.engine.state.ops import PUSH, Op, TableSpec
-from dps.engine.state.partition import bound
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard
 from dps.engine.state.spill import attach_file
@@ -268,7 +267,7 @@ class Dump:
 def dense_so_far(spec: TableSpec, number: int) -> DenseShard:
     """A dense shard without initial rows, because the pieces of a dump replace them all."""
     assert spec.rows is not None
-    low, high = (bound(n, spec.rows, spec.shards) for n in (number, number + 1))
+    low, high = spec.shard_map.edges[number : number + 2]
     return DenseShard(spec, number, filling_rows(high - low, spec.dim + spec.slots, spec.dtype))
 
 

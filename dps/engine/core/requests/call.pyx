@@ -245,17 +245,15 @@ cdef class Call:
         cdef int64_t chunks = max(1, self._chunks(count)), width = form.shards + 1, shape = 2, a = 0, size, shard
         cdef int64_t *starts = <int64_t *> self.memory(STARTS, (chunks + 1) * width * 8)
         cdef int64_t *cells = NULL
-        if form.cells is not None:
+        if form.shard_map.cells is not None:
             cells = <int64_t *> self.memory(CELLS, count * 8)
             with nogil:
-                form.cells.fill(keys, count, cells)
+                form.shard_map.cells.fill(keys, count, cells)
         self.starts, self._cells = starts, keys if cells == NULL else cells
         while chunks > 0 and shape >= 0:
             size = min(self.most, count - a)
             with nogil:
-                shape = min(
-                    shape, survey_keys(self._cells + a, size, form.rows, form.shards, form.bits, starts)
-                )
+                shape = min(shape, survey_keys(self._cells + a, size, form.shard_map, starts))
                 for shard in range(width):
                     starts[shard] += a
             starts, a, chunks = starts + width, a + size, chunks - 1
@@ -267,7 +265,7 @@ cdef class Call:
         cdef int64_t *spare = self.starts + max(1, self._chunks(count)) * (form.shards + 1)
         cdef int64_t a = self.most
         while a < count:
-            if survey_keys(self._cells + a - 1, 2, form.rows, form.shards, form.bits, spare) < 2:
+            if survey_keys(self._cells + a - 1, 2, form.shard_map, spare) < 2:
                 return False
             a += self.most
         return True
@@ -304,9 +302,7 @@ cdef class Call:
         while a < count and done:
             end = min(count, a + self.most)
             with nogil:
-                done = scatter_keys(
-                    keys, self._cells, a, end, form.rows, form.shards, form.bits, starts, order, grouped
-                )
+                done = scatter_keys(keys, self._cells, a, end, form.shard_map, starts, order, grouped)
             starts, a = starts + form.shards + 1, end
         if not done:
             raise MemoryError
@@ -373,7 +369,7 @@ cdef class Call:
         """The row of a leg at which a shard begins."""
         if self.keys != NULL:
             return self.starts[leg.chunk * (self.form.shards + 1) + shard]
-        return min(max(shard * self.form.rows // self.form.shards - self.start, leg.a), leg.b)
+        return min(max(self.form.shard_map.edge(shard) - self.start, leg.a), leg.b)
 
     cdef Call part_of(self, Leg *leg, Form form, bint is_whole=False):
         """The rows of one leg as a call of their own, to a table that is cut into other shards by now.
@@ -400,8 +396,8 @@ cdef class Call:
             call.rows = NULL if self.rows == NULL else self.rows + leg.a * row
             call.room = NULL if self.room == NULL else self.room + leg.a * row
         whole.chunk, whole.a, whole.b = 0, 0, call.count
-        whole.first = leg.first * form.shards // self.form.shards
-        whole.end = (leg.end * form.shards + self.form.shards - 1) // self.form.shards
+        whole.first = form.shard_map.of_place(self.form.shard_map.edge(leg.first))
+        whole.end = form.shard_map.of_place(self.form.shard_map.edge(leg.end) - 1) + 1
         call.leg = <Leg *> call.memory(LEGS, form.count * sizeof(Leg))
         call.legs = call.split(&whole, form, call.leg)
         return call

@@ -2,15 +2,15 @@ from libc.stdint cimport int64_t, uint32_t
 
 cimport numpy as cnp
 
-from dps.engine.core.cells cimport Cells
+from dps.engine.core.shard_map cimport ShardMap
 
 
 cdef class Form:
     cdef uint32_t table
-    cdef int kind, bits, count
+    cdef int kind, count
     cdef int64_t dim, rows, shards, row_bytes
     cdef bint finite
-    cdef Cells cells  # None: each key is its own
+    cdef readonly ShardMap shard_map
     cdef int64_t *edges  # first shard and end, run after run
 
 

@@ -1,15 +1,7 @@
-from dps.engine.core.cells import Cells
+from dps.engine.core.shard_map import ShardMap
 
 class Form:
+    shard_map: ShardMap
     def __init__(
-        self,
-        table: int,
-        kind: int,
-        dim: int,
-        rows: int,
-        shards: int,
-        bits: int,
-        finite: bool,
-        runs: list[tuple[int, int]],
-        cells: Cells | None = None,
+        self, table: int, kind: int, dim: int, shard_map: ShardMap, finite: bool, runs: list[tuple[int, int]]
     ) -> None: ...

@@ -6,8 +6,8 @@ from libc.stdlib cimport free, malloc
 cimport numpy as cnp
 
 from dps.engine.core.blocks cimport new_array
-from dps.engine.core.cells cimport Cells
 from dps.engine.core.numbers cimport bytes_of
+from dps.engine.core.shard_map cimport ShardMap
 from dps.engine.core.shards.rows cimport are_finite
 
 cnp.import_array()
@@ -18,15 +18,14 @@ cdef class Form:
 
     Parameters
     ----------
-    table, kind, dim, rows, shards, bits : int
-        The table's number, numpy's number of its dtype, its dim, rows (0: keyed) and shards, and the binary logarithm
-        of these.
+    table, kind, dim : int
+        The table's number, numpy's number of its dtype, and its dim.
+    shard_map : ShardMap
+        Of its rows, or keys.
     finite : bool
         Whether it refuses NaN and infinity.
     runs : list of (int, int)
         First shard and end of each run of neighbouring shards on one server.
-    cells : Cells, optional
-        Of a table with ``partition=``.
     """
 
     def __cinit__(
@@ -34,16 +33,12 @@ cdef class Form:
         int64_t table,
         int kind,
         int64_t dim,
-        int64_t rows,
-        int64_t shards,
-        int bits,
+        ShardMap shard_map not None,
         bint finite,
         list runs not None,
-        Cells cells=None,
     ):
         self.table, self.kind, self.dim = <uint32_t> table, kind, dim
-        self.rows, self.shards, self.bits, self.finite = rows, shards, bits, finite
-        self.cells = cells
+        self.shard_map, self.rows, self.shards, self.finite = shard_map, shard_map.rows, shard_map.shards, finite
         self.row_bytes = dim * bytes_of(kind)
         self.count = len(runs)
         self.edges = <int64_t *> malloc(2 * self.count * sizeof(int64_t))

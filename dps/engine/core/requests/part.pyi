@@ -2,6 +2,7 @@ import numpy as np
 
 from dps.engine.core.requests.call import Call
 from dps.engine.core.requests.form import Form
+from dps.engine.core.shard_map import ShardMap
 
 def parts_of(call: Call) -> list[Part]: ...
 
@@ -21,7 +22,7 @@ class Part:
     @property
     def shards(self) -> tuple[int, int]: ...
     @property
-    def table_shards(self) -> int: ...
+    def shard_map(self) -> ShardMap: ...
     @property
     def op(self) -> tuple[int, int, int]: ...
     @property

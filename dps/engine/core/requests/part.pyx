@@ -14,6 +14,7 @@ cimport numpy as cnp
 from dps.engine.core.requests.call cimport ANSWERED, SENT, Call, Leg, iovec
 from dps.engine.core.requests.form cimport Form
 from dps.engine.core.requests.frame cimport CERTIFICATE, HEADER, MAGIC, dps_header
+from dps.engine.core.shard_map cimport ShardMap
 
 cnp.import_array()
 
@@ -67,7 +68,7 @@ cdef class Part:
         """
         cdef Leg whole = self.leg
         cdef Part other
-        if form.shards != self.call.form.shards:
+        if not form.shard_map.is_same(self.call.form.shard_map):
             for other in others:
                 whole.a, whole.b = min(whole.a, other.leg.a), max(whole.b, other.leg.b)
                 whole.first, whole.end = min(whole.first, other.leg.first), max(whole.end, other.leg.end)
@@ -88,8 +89,8 @@ cdef class Part:
             free(leg)
 
     def whole(self, Form form not None) -> list:
-        """Parts that carry all of the op of which this is one, where the table has fewer shards by now, as this form
-        says: a shard that was merged takes an op once, and leaves out the rows that have it."""
+        """Parts that carry all of the op of which this is one, where shards of the table were merged by now, as this
+        form says: a shard that was merged takes an op once, and leaves out the rows that have it."""
         cdef Call call = self.call
         cdef Leg leg = self.leg
         cdef int64_t number = <int64_t> self.call.stamp.number + self.leg.chunk
@@ -129,9 +130,9 @@ cdef class Part:
         return self.leg.first, self.leg.end
 
     @property
-    def table_shards(self) -> int:
-        """Into how many shards the table is cut."""
-        return self.call.form.shards
+    def shard_map(self) -> ShardMap:
+        """The map of the table's shards by which the keys were divided."""
+        return self.call.form.shard_map
 
     @property
     def op(self) -> tuple:

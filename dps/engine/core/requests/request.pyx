@@ -87,7 +87,7 @@ cdef class Parts:
         if row < 0 or row > table.rows - head.count:
             return DECLINED
         for number in range(head.shard, end):
-            stop = min(head.start + head.count, (number + 1) * table.rows // table.shards)
+            stop = min(head.start + head.count, table.shard_map.edge(number + 1))
             if row < stop or head.rows > 0:
                 stop = max(row, stop)
                 self._put(&count, number, NULL, row, row - head.start, stop - head.start)
@@ -148,11 +148,11 @@ cdef class Parts:
         if part.a == part.b:
             return True
         if shard.index is not None:  # a backup takes what its primary has checked
-            if table.cells is None or head.kind == REPLICATE:
+            if table.shard_map.cells is None or head.kind == REPLICATE:
                 return True
-            if table.cells.function is not None:  # it may raise, and be slow
+            if table.shard_map.cells.function is not None:  # it may raise, and be slow
                 return False
-            return table.cells.first_stray(part.keys, part.b - part.a, part.number, table.bits) < 0
+            return table.shard_map.first_stray(part.keys, part.b - part.a, part.number) < 0
         capacity = shard.rows.shape[0]
         if part.keys == NULL:
             return part.start >= shard.low and part.start - shard.low <= capacity - (part.b - part.a)

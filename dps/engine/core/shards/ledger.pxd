@@ -38,6 +38,7 @@ cdef class Ledger:
     cdef object _answers
     cdef dict _seqs, _apart
     cdef object _lasts
+    cdef readonly object edges
     cdef bint _is_apart
 
     cdef int admit(self, int64_t origin, int64_t attempt) except -1 nogil

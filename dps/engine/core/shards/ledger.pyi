@@ -15,6 +15,7 @@ class Ledger:
     answer_bytes: int
     origins: int
     kept_bytes: int
+    edges: np.ndarray
     def __init__(self, answer_bytes: int = ..., origins: int = ...) -> None: ...
     def __len__(self) -> int: ...
     @property

@@ -175,6 +175,9 @@ cdef class Ledger:
     ----------
     kept_bytes : int
         Bytes that all kept answers take.
+    edges : ndarray of int64
+        The first place of each part of a merged shard, and the end: see :mod:`dps.engine.core.shard_map`. Empty where
+        no origin's last op differs from part to part.
 
     Examples
     --------
@@ -194,6 +197,7 @@ cdef class Ledger:
         self._apart = {}  # origin -> its row of `_lasts`, where its last op differs from part to part
         self._lasts = np.zeros((0, 1, 2), np.int64)  # [origins, parts, 2]: clock and number
         self._is_apart = False
+        self.edges = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return self._last.count
@@ -217,7 +221,8 @@ cdef class Ledger:
 
         >>> last = np.array([[7, 0, 3, 2]])
         >>> apart = np.array([[7, 0, 3, 2], [7, 1, 3, 1]])  # origin, part, clock and number
-        >>> ledger = Ledger.from_arrays({**Ledger().to_arrays(), "last": last, "apart": apart})
+        >>> parts = {"apart": apart, "edges": np.array([0, 2048, 4096])}
+        >>> ledger = Ledger.from_arrays({**Ledger().to_arrays(), "last": last, **parts})
         >>> ledger.lacking(7, 3, 2), ledger.lacking(7, 3, 1), ledger.lacking(7, 3, 3)
         (array([False,  True]), None, None)
         """
@@ -297,7 +302,7 @@ cdef class Ledger:
         self._apart.pop(origin, None)
         self._is_apart = bool(self._apart)
         if not self._is_apart:
-            self._lasts = self._lasts[:0].copy()
+            self._lasts, self.edges = self._lasts[:0].copy(), self.edges[:0].copy()
 
     # -- retired origins
 
@@ -375,7 +380,8 @@ cdef class Ledger:
         return rows[np.argsort(rows[:, 0])].take([0, 2, 3], axis=1)
 
     def to_arrays(self, bint answers=True) -> dict:
-        """The ledger as arrays; the kept answers only with `answers`. There is "apart" only where an origin is."""
+        """The ledger as arrays; the kept answers only with `answers`. "apart" and "edges" are there only where an origin
+        is apart."""
         kept = list(self._answers.items()) if answers else []
         return self._apart_to_array() | {
             "limits": np.array([self.answer_bytes, self.origins], np.int64),
@@ -386,14 +392,14 @@ cdef class Ledger:
         }
 
     def _apart_to_array(self) -> dict:
-        """int64[origins x parts, 4]: origin, part, clock and number; by origin and part."""
+        """int64[origins x parts, 4]: origin, part, clock and number; by origin and part. And the edges of the parts."""
         if not self._is_apart:
             return {}
         origins = np.array(sorted(self._apart), np.int64)
         lasts = self._lasts[[self._apart[origin] for origin in origins.tolist()]]
         parts = lasts.shape[1]
         named = np.repeat(origins, parts), np.tile(np.arange(parts), len(origins))
-        return {"apart": np.column_stack([*named, lasts.reshape(-1, 2)])}
+        return {"apart": np.column_stack([*named, lasts.reshape(-1, 2)]), "edges": self.edges.copy()}
 
     @classmethod
     def from_arrays(cls, dict arrays not None) -> Ledger:
@@ -416,12 +422,13 @@ cdef class Ledger:
         self._firsts, self._ends = arrays["retired"].T.tolist()
         apart = arrays.get("apart")
         if apart is not None and len(apart):
-            parts = int(apart[:, 1].max()) + 1
+            parts = len(arrays["edges"]) - 1
             self._lasts = apart[:, 2:].reshape(-1, parts, 2).copy()
             for n, origin in enumerate(apart[::parts, 0].tolist()):
                 if self._last.find(origin) != NULL:
                     self._apart[origin] = n
             self._is_apart = bool(self._apart)
+            self.edges = arrays["edges"].copy() if self._is_apart else self.edges
         start = 0
         for origin, clock, number, rows, dim in arrays["answers"].tolist():
             values = arrays["values"][start : start + rows * dim].reshape(rows, dim)

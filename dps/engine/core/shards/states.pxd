@@ -1,7 +1,7 @@
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 
-from dps.engine.core.cells cimport Cells
+from dps.engine.core.shard_map cimport ShardMap
 from dps.engine.core.shards.counters cimport TableCounters
 from dps.engine.core.shards.index cimport KeyIndex
 from dps.engine.core.shards.initializers cimport RowStart
@@ -61,7 +61,7 @@ cdef class TableState:
     cdef readonly TableCounters meter
     cdef readonly bint plain, replicated, waits, finite, aggregated
     cdef readonly int64_t dim, shards, rows, row_bytes
-    cdef readonly Cells cells  # None: each key is its own
-    cdef int kind, bits
+    cdef readonly ShardMap shard_map
+    cdef int kind
     cdef Kernel kernel
     cdef RowStart row_start

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.engine.core.cells import Cells
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.core.shards.counters import TableCounters
 from dps.engine.core.shards.index import KeyIndex
 from dps.engine.core.shards.initializers import RowStart
@@ -102,13 +102,12 @@ class TableState:
     shards: int
     rows: int
     row_bytes: int
-    cells: Cells | None
+    shard_map: ShardMap
     def __init__(
         self,
         dtype: int,
         dim: int,
-        rows: int,
-        shards: int,
+        shard_map: ShardMap,
         finite: bool,
         aggregated: bool,
         replicated: bool,
@@ -116,5 +115,4 @@ class TableState:
         kernel: object,
         row_start: RowStart,
         meter: TableCounters,
-        cells: Cells | None = None,
     ) -> None: ...

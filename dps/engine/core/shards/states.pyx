@@ -8,8 +8,8 @@ from libc.stdint cimport int64_t
 
 cimport numpy as cnp
 
-from dps.engine.core.cells cimport Cells
 from dps.engine.core.numbers cimport bytes_of
+from dps.engine.core.shard_map cimport ShardMap
 
 cnp.import_array()
 
@@ -225,8 +225,10 @@ cdef class TableState:
     ----------
     dtype : int
         numpy's number of the dtype.
-    dim, rows, shards : int
-        Values of a row; rows (0: the table is keyed); shards.
+    dim : int
+        Values of a row.
+    shard_map : ShardMap
+        Of its rows, or keys; primaries of a table with ``partition=`` check that keys are their own.
     finite, aggregated, replicated, waits : bool
         It refuses NaN and infinity; it sums the pushes of a clock; it has several copies; a push is acknowledged when
         all copies have it.
@@ -235,8 +237,6 @@ cdef class TableState:
     row_start : RowStart
         What a key without a row reads as.
     meter : TableCounters
-    cells : Cells, optional
-        Of a table with ``partition=``, whose primaries check that keys are their own.
 
     Attributes
     ----------
@@ -252,8 +252,7 @@ cdef class TableState:
         self,
         int dtype,
         int64_t dim,
-        int64_t rows,
-        int64_t shards,
+        ShardMap shard_map not None,
         bint finite,
         bint aggregated,
         bint replicated,
@@ -261,12 +260,11 @@ cdef class TableState:
         kernel,
         RowStart row_start not None,
         TableCounters meter not None,
-        Cells cells=None,
     ):
         self.replicas, self.meter = {}, meter
-        self.kind, self.dim, self.rows, self.shards = dtype, dim, rows, shards
+        self.kind, self.dim, self.shard_map, self.rows, self.shards = dtype, dim, shard_map, shard_map.rows, shard_map.shards
         self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits
         self.row_bytes = dim * bytes_of(dtype)
-        self.row_start, self.cells, self.bits = row_start, cells, 0 if rows else int(shards).bit_length() - 1
+        self.row_start = row_start
         self.plain = isinstance(kernel, Kernel) and (<Kernel> kernel).works_on(dtype)
         self.kernel = kernel if self.plain else None
