@@ -178,7 +178,7 @@ WRONG = {
     "rows of other shards": ("own_rows", "return where[which], rows[which]", "return where, rows"),
     "ranges that begin elsewhere": ("own_rows", "first = min(max(low, where), high)", "first = where"),
     "the first of several ledgers": ("merged_ledger", "for ledger in ledgers:", "for ledger in ledgers[:1]:"),
-    "one source only": ("sources", "-(-(number + 1) * saved // shards)", "number * saved // shards + 1"),
+    "one source only": ("sources", "within(*spec.shard_map.edges[number : number + 2])", "within(0, 1)"),
 }
 
 

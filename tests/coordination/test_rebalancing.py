@@ -179,6 +179,36 @@ def test_a_large_table_is_split_only_if_a_user_asks():
     assert cluster.rule.propose(cluster.sample()).table == "w"
 
 
+def sample_of(loads, hot=(), edges=(0, 1024, 2048, 3072, 4096)):
+    """Four shards on two servers, of which shard 2 has hot keys."""
+    places = [Place((server,)) for server in (0, 0, 1, 1)]
+    hottest = max((share for _, share in hot), default=0.0)
+    shards = [ShardLoad(x, 10.0, hottest * (n == 2), hot if n == 2 else ()) for n, x in enumerate(loads)]
+    busy = [sum(loads[:2]), sum(loads[2:])]
+    servers = {n: ServerUse(busy[n], busy[n], 20.0, 0.0) for n in range(2)}
+    return LoadSample({"w": TableLoad(1, places, shards, True, edges)}, servers)
+
+
+def test_a_hot_shard_is_divided_alone_where_its_parts_have_equal_loads():
+    decide = rebalancing.RebalancingRule().propose
+    decision = decide(sample_of([0.05, 0.05, 0.8, 0.05]))
+    assert (decision.table, decision.shards, decision.edges) == ("w", 5, (0, 1024, 2048, 2560, 3072, 4096))
+    assert sorted(decision.after.values()) == pytest.approx([0.45, 0.5])
+    decision = decide(sample_of([0.05, 0.05, 0.8, 0.05], [(2100, 0.3), (2200, 0.1)]))
+    assert decision.edges == (0, 1024, 2048, 2219, 3072, 4096), "0.3, 0.1, and 171 of 1,024 places of the other 0.6"
+    assert sorted(decision.after.values()) == pytest.approx([0.45, 0.5], abs=0.01)
+
+
+def test_a_shard_of_which_one_key_has_most_is_not_divided():
+    assert not rebalancing.RebalancingRule().propose(sample_of([0.0, 0.0, 0.8, 0.0], [(2100, 0.95)])).acts
+
+
+def test_the_edges_of_the_other_shards_stay():
+    edges = (0, 100, 2048, 3000, 4096)
+    decision = rebalancing.RebalancingRule().propose(sample_of([0.05, 0.05, 0.8, 0.05], edges=edges))
+    assert decision.edges == (0, 100, 2048, 2524, 3000, 4096)
+
+
 @pytest.mark.parametrize(
     "change", [{"divisible": False}, {"hottest": 1.0}, {"hottest": 0.9}], ids=["refused", "one key", "mostly one key"]
 )
@@ -378,12 +408,17 @@ WRONG = [
     ("RebalancingRule.decide", "if now < self._rests_until:", "if False:"),
     ("RebalancingRule.decide", "doubled = min(2 * self._pause, MAX_PAUSE_SECONDS)", "doubled = PAUSE_SECONDS"),
     ("_propose_by", "if not before[fullest] - max(best.after.values()) > LEAST_PROMISE * mean:", "if False:"),
-    ("_propose_by", "if not measure.memory and _fills_unevenly(sample, best):", "if False:"),
-    ("_propose_by", "best = split._replace", "split._replace"),
+    ("_propose_by", "if not measure.memory and _fills_unevenly(larger, best):", "if False:"),
+    ("_propose_by", "best = decision._replace", "decision._replace"),
     ("_propose_by", "most <= IMBALANCE * mean or", "False or"),
     ("_splits", "sample.tables[name].divisible", "True"),
-    ("_splits", "if times * len(loads[name]) <= limit", "if True"),
-    ("_parts", "[load * shard.hottest + rest]", "[rest]"),
+    ("_splits", "if len(split.of) <= limit", "if True"),
+    ("_split_table", "shard.hottest * (n == 0) + ", ""),
+    ("_split_shard", "part_loads(edges, table.shards[shard].hot)", "part_loads(edges, ())"),
+    ("_split_shard", "*[1.0] * len(before), *some", "*some, *[1.0] * len(before)"),
+    ("_split_shard", "sorted({*table.edges, *edges})", "edges"),
+    ("_splits", "if table.edges else", "if False else"),
+    ("_splits", "_split_shard(name, table, shard, times)", "_split_shard(name, table, 0, times)"),
     ("_fills_unevenly", "taken=use.taken + then[n] - now[n]", "taken=use.taken"),
     ("_moves", "weights = weights_by(loads)", "weights = EVEN"),
     ("_weight", "(1 - LEAST_WEIGHT) * load", "load"),

@@ -15,11 +15,10 @@ from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica
 from dps.engine.server.resharding import ReplicaGroup, Reshardings
 from dps.engine.state.life import life_of
-from dps.engine.state.merging import merged
 from dps.engine.state.ops import ADD, Op, TableSpec
 from dps.engine.state.partition import group
-from dps.engine.state.resharding import equal_edges, resharded
 from dps.engine.state.shard import make_shard
+from dps.engine.state.table_edges import equal_edges, merged, resharded
 from dps.errors import LimitError, MovedError
 
 ROWS = 2000

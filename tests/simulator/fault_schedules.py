@@ -144,12 +144,13 @@ def check_places(sim: Simulation) -> None:
     for server in sim._controller.servers.values():
         for table in server.role.tables.values():
             spec = table.spec
-            for replica in table.replicas.values() if spec.cells is not None else ():
+            for replica in table.replicas.values() if spec.shard_map.cells is not None else ():
                 if replica.joining:
                     continue
                 keys = replica.shard.keys()
-                shards = [shard_of(spec.partition, key, spec.shards) for key in keys.tolist()]
-                assert set(shards) <= {replica.number}, f"shard {replica.number} of {spec.name!r} has keys {keys}"
+                slots = {shard_of(spec.partition, key, 4096) for key in keys.tolist()}
+                first, end = spec.shard_map.edges[replica.number : replica.number + 2]
+                assert slots <= set(range(first, end)), f"shard {replica.number} of {spec.name!r} has keys {keys}"
 
 
 def shard_of(partition: Partition, key: int, shards: int) -> int:

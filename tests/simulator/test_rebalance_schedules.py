@@ -114,13 +114,13 @@ def test_a_split_that_is_refused_is_told_and_leaves_everything_as_it_was(sim, mo
     client, keys, asked = sim.client(), np.arange(100), []
     client.push("w", keys, keys)
 
-    def refused(name, shards=None):
+    def refused(name, edges):
         asked.append(sim.now)
         raise LimitError("no memory")
         yield
 
     sim.change_loads(HOT)
-    monkeypatch.setattr(sim._controller.rebalancing._resharding, "split", refused)
+    monkeypatch.setattr(sim._controller.rebalancing._resharding, "split_at", refused)
     with pytest.raises(LimitError, match="no memory"):
         sim.rebalance()
     sim.follow_load()

@@ -239,7 +239,7 @@ def test_a_split_that_takes_too_long_leaves_the_table_as_it_was(sim):
 
 def test_what_cannot_be_split_is_refused(sim):
     sim.table("w", dtype="int64", shards=2)
-    with pytest.raises(InputError, match="times as many, not 3"):
+    with pytest.raises(InputError, match="a power of two, 1 to 4096, not 3"):
         sim.split("w", 3)
     with pytest.raises(UnknownTableError, match="no table 'v'"):
         sim.split("v")
@@ -319,7 +319,7 @@ WRONG = {  # and where to look first
         [381],
     ),
     "results of a function stand in the place of another shard": (
-        [(Running, "reshard", "n * times: value", "n: value")],
+        [(Running, "reshard", "first[n]: value", "n: value")],
         [57],
     ),
 }

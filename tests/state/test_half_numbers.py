@@ -332,7 +332,13 @@ def test_a_wrong_check_of_values_is_caught(monkeypatch, old, new):
                 test_values_are_rounded_once_and_what_lies_beyond_is_refused(dtype)
         except (pytest.fail.Exception, InputError, AssertionError):
             caught += 1
-    assert caught or (not HAS_BFLOAT16 and "astype" in new)
+    assert caught or ("astype" in new and all(map(rounds_once, KNOWN)))
+
+
+def rounds_once(dtype: str) -> bool:
+    """Whether numpy itself rounds float64 once; older versions of ml_dtypes round to float32 before."""
+    value = 1 + 2**-8 + 2**-40
+    return float(np.array([value]).astype(dtype)[0]) == nearest(value, dtype)
 
 
 def test_tables_that_are_refused(monkeypatch):

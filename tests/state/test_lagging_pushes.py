@@ -18,13 +18,14 @@ import dps
 from dps.engine.core.shards.states import Lead
 from dps.engine.state import transfer
 from dps.engine.state.beside import MadeBeside
-from dps.engine.state.merging import Merger, merged
+from dps.engine.state.merging import Merger
 from dps.engine.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.engine.state.optimizers import Optimizer
-from dps.engine.state.resharding import Division, equal_edges, resharded
+from dps.engine.state.resharding import Division
 from dps.engine.state.schedules import StalenessAware
 from dps.engine.state.shard import DenseShard, KeyedShard, Shard, make_shard
 from dps.engine.state.snapshot import Cut
+from dps.engine.state.table_edges import equal_edges, merged, resharded
 from dps.engine.state.transfer import Dump, Joining, first_difference
 from dps.errors import InputError
 

@@ -18,10 +18,10 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state import ledger_parts
 from dps.engine.state.ledger_parts import certificates, divided_ledger, joined_ledger
 from dps.engine.state.life import RowLife
-from dps.engine.state.merging import Merger, merged
+from dps.engine.state.merging import Merger
 from dps.engine.state.ops import ADD, Op, TableSpec
-from dps.engine.state.resharding import equal_edges
 from dps.engine.state.shard import make_shard
+from dps.engine.state.table_edges import equal_edges, merged
 from dps.errors import InputError, StoppedError
 
 MERGED = {name: dataclasses.replace(SPECS[name], shards=4) for name in ("keyed", "dense", "blocks", "ranges")}

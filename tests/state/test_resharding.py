@@ -19,9 +19,10 @@ from dps.engine.state.op_views import CloseOp, RetireOp
 from dps.engine.state.ops import ADD, ASSIGN, NO_CLOCK, OLDER, PUSH, Op, TableSpec
 from dps.engine.state.partition import group
 from dps.engine.state.precopy import Assembly, PreCopy
-from dps.engine.state.resharding import Division, equal_edges, halved_edges, resharded
+from dps.engine.state.resharding import Division
 from dps.engine.state.shard import make_shard
 from dps.engine.state.spill import attach_file
+from dps.engine.state.table_edges import equal_edges, halved_edges, resharded
 from dps.engine.state.transfer import first_difference
 from dps.errors import InputError
 

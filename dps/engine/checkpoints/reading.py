@@ -182,7 +182,7 @@ UNCHANGED_ORIGINS = Origins()
 def fill(shard: DenseShard | KeyedShard, saved: Sequence[SavedShard], origins: Origins = UNCHANGED_ORIGINS) -> None:
     """Load a new shard from the saved ones that have rows of it: rows, optimizer state, clock, ledger."""
     if isinstance(shard, KeyedShard):
-        first, end = shard.spec.shard_map.edges[shard.number : shard.number + 2]
+        first, end = places_of(shard)
         edges = saved[0].spec.shard_map.edges
         share = (end - first) / (edges[saved[-1].shard + 1] - edges[saved[0].shard])
         rows = sum(each.files[0][1].rows for each in saved)
@@ -194,7 +194,9 @@ def fill(shard: DenseShard | KeyedShard, saved: Sequence[SavedShard], origins: O
                 shard.delete_rows(DeleteOp(removed, 0, len(removed), NO_CLOCK, 1).op())
             for where, values in file.pieces():
                 shard.load(*own_rows(shard, each.spec, where, values))  # type: ignore[arg-type]
-    kept = merged_ledger([each.ledger for each in saved], _is_whole(shard, saved[0].spec))
+    kept = merged_ledger(
+        [each.ledger for each in saved], len(saved) == 1 and saved[0].spec.shard_map.has(*places_of(shard))
+    )
     ledger = origins.take_over(kept) if "last" in kept else Ledger()
     shard.restore(clock=max(int(each.metadata.get("latest", 0)) for each in saved), version=0, ledger=ledger)
     if "ages" in saved[0].metadata:
@@ -214,20 +216,19 @@ def sources(saved: TableSpec, spec: TableSpec, number: int) -> range:
     return saved.shard_map.within(*spec.shard_map.edges[number : number + 2])
 
 
-def _is_whole(shard: DenseShard | KeyedShard, saved: TableSpec) -> bool:
-    """Whether the shard has the rows of one shard of the saved table, and no others."""
+def places_of(shard: DenseShard | KeyedShard) -> tuple[int, int]:
+    """The first place of a shard, and the end."""
     first, end = shard.spec.shard_map.edges[shard.number : shard.number + 2]
-    edges = saved.shard_map.edges
-    return first in edges and edges[edges.index(first) + 1] == end
+    return first, end
 
 
 def own_rows(
     shard: DenseShard | KeyedShard, saved: TableSpec, where: np.ndarray | int, rows: np.ndarray
 ) -> tuple[np.ndarray | int, np.ndarray]:
     """Those of some saved rows that belong to the shard: their keys, or the number of the first one; and the rows."""
-    if _is_whole(shard, saved):
+    low, high = places_of(shard)
+    if saved.shard_map.has(low, high):
         return where, rows
-    low, high = shard.spec.shard_map.edges[shard.number : shard.number + 2]
     if isinstance(where, np.ndarray):
         places = shard.spec.shard_map.places(np.ascontiguousarray(where))
         which = np.flatnonzero((places >= low) & (places < high))

@@ -91,27 +91,29 @@ def restore(where: Where, url: str, checkpoint: str | None, tables: tuple[str, .
 @command
 @click.argument("table")
 @click.option("--shards", type=click.IntRange(1), help="How many it is to have  [default: twice as many]")
-def split(where: Where, table: str, shards: int | None) -> Answer:
+@click.option("--shard", type=click.IntRange(0), help="Divide this one only")
+def split(where: Where, table: str, shards: int | None, shard: int | None) -> Answer:
     """Cut a table into more shards, for more servers.
 
     Training goes on; pulls and pushes of the table wait while its rows are divided.
     """
     with attached(where) as ps:
-        count = ps.split(table, shards).spec.shards
+        count = ps.split(table, shards, shard=shard).spec.shards
     return Answer({"table": table, "shards": count}, [f"table {table}: {count} shards"])
 
 
 @command
 @click.argument("table")
 @click.option("--shards", type=click.IntRange(1), help="How many it is to have  [default: half as many]")
+@click.option("--shard", type=click.IntRange(0), help="Merge this one with the next only")
 @click.option("--timeout", type=click.FloatRange(0), help="Seconds that shards may move before  [default: 600]")
-def merge(where: Where, table: str, shards: int | None, timeout: float | None) -> Answer:
+def merge(where: Where, table: str, shards: int | None, shard: int | None, timeout: float | None) -> Answer:
     """Cut a table into fewer shards.
 
     Training goes on; pulls and pushes of the table wait while its rows are put together.
     """
     with attached(where) as ps:
-        count = ps.merge(table, shards, timeout=timeout).spec.shards
+        count = ps.merge(table, shards, shard=shard, timeout=timeout).spec.shards
     return Answer({"table": table, "shards": count}, [f"table {table}: {count} shards"])
 
 

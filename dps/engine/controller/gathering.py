@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dps.engine.coordination.placement import Place
+from dps.errors import MovedError
 
 __all__ = ["Gathering"]
 
@@ -29,7 +30,12 @@ class Gathering:
         self._calls: dict[str, int] = {}  # name -> the number of the call for which they are
 
     def begin(self, name: str, firsts: tuple[int, ...], call: int) -> bool:
-        """Bring each shard to the first one of its group; False if that is done already, for another call."""
+        """Bring each shard to the first one of its group; False if that is done already, for another call.
+
+        Raises MovedError if the table has other shards by now, because another call has split or merged it.
+        """
+        if len(firsts) != len(self._owner.places.get(name, ())):
+            raise MovedError(f"table {name!r} was split or merged meanwhile")
         if self._calls.setdefault(name, call) != call:
             return False
         self.tables[name] = firsts

@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from dps.engine.controller.failover import Membership
 from dps.engine.controller.placement_rest import PlacementRest
 from dps.engine.controller.procedures import InEndpoint, InThread, Lock, Procedure, Sleep, holding
@@ -28,8 +30,9 @@ from dps.engine.coordination.rebalancing import (
     ShardLoad,
     TableLoad,
 )
+from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.resharding import resharded
+from dps.engine.state.table_edges import halved_edges, resharded
 from dps.engine.telemetry.rebalance_report import RebalanceReport, RebalancingStatus, ReplacedShard, SplitTable
 from dps.engine.telemetry.shard_work import MeasuredWork
 from dps.errors import DPSError, InputError
@@ -70,6 +73,7 @@ class Splitting(Protocol):
     """How tables are split: see :class:`dps.engine.controller.resharding_procedures.ReshardingProcedures`."""
 
     def split(self, name: str, shards: int | None = None) -> Procedure[Description]: ...
+    def split_at(self, name: str, edges: Sequence[int]) -> Procedure[Description]: ...
 
 
 class RebalancingProcedures:
@@ -106,7 +110,7 @@ class RebalancingProcedures:
         self._reports, self._servers, self._resharding = reports, servers, resharding
         self._busy, self._acting = busy, acting
         self._rest = PlacementRest(membership, reports.now)
-        self._divisible: dict[int, bool] = {}  # number of a table -> whether it can be split
+        self._divisible: dict[int, Sequence[int] | None] = {}  # number of a table -> see `_divisions`
 
     def status(self) -> RebalancingStatus:
         return RebalancingStatus(self.enabled(), self.moves, self.splits, self.why)
@@ -182,11 +186,14 @@ class RebalancingProcedures:
         if decision.table is not None:
             number = self.membership.specs[decision.table]["id"]
             try:
-                yield from self._resharding.split(decision.table, decision.shards)
+                if decision.edges:
+                    yield from self._resharding.split_at(decision.table, decision.edges)
+                else:
+                    yield from self._resharding.split(decision.table, decision.shards)
             except DPSError as error:
                 failed = f"rebalancing: table {decision.table!r} was not split: {error}"
                 yield InEndpoint(self.membership.note, (failed,))
-                self._divisible[number] = False  # because the next decision would propose the same split again
+                self._divisible[number] = None  # because the next decision would propose the same split again
                 raise
             self.splits += 1
         chains: dict[str, list[tuple[int, ...]]] = yield InEndpoint(self._chains)
@@ -212,24 +219,60 @@ class RebalancingProcedures:
             shards = [ShardLoad(*each) for each in work.tables.get(spec["id"], ())]
             places: Sequence[Place] = self.membership.places[name]
             if len(shards) == len(places):
-                tables[name] = TableLoad(spec["copies"], list(places), shards, self._is_divisible(spec))
+                edges = self._divisions(spec)
+                if edges:
+                    shards = with_hot_places(shards, TableSpec.from_dict(spec).shard_map, work.hot.get(spec["id"], {}))
+                tables[name] = TableLoad(spec["copies"], list(places), shards, edges is not None, edges or ())
         return LoadSample(tables, {number: ServerUse(*use) for number, use in work.servers.items()})
 
-    def _is_divisible(self, spec: Mapping) -> bool:
-        """Whether a table can be split. One with a budget is not, because its parts would have budgets of their own."""
+    def _divisions(self, spec: Description) -> Sequence[int] | None:
+        """The edges of a table of which one shard can be divided; none if only all can be, and None if none can.
+
+        A table with a budget is not split unasked, because its parts would have budgets of their own.
+        """
         number = spec["id"]
         if number not in self._divisible:
             known = {each["id"] for each in self.membership.specs.values()}
             self._divisible = {table: value for table, value in self._divisible.items() if table in known}
-            try:
-                parts = resharded(TableSpec.from_dict(dict(spec)), 2 * spec["shards"], number)
-                self._divisible[number] = not parts.life.max_bytes
-            except InputError:
-                self._divisible[number] = False
+            table = TableSpec.from_dict(spec)
+            self._divisible[number] = None if table.life.max_bytes else divisions(table)
         return self._divisible[number]
 
     def _chains(self) -> dict[str, list[tuple[int, ...]]]:
         return {name: [place.chain for place in places] for name, places in self.membership.places.items()}
+
+
+def divisions(table: TableSpec) -> Sequence[int] | None:
+    """The edges of a table of which one shard can be divided; none if only all can be, and None if none can.
+
+    >>> divisions(TableSpec("w", shards=2)), divisions(TableSpec("w", shards=2, fixed_shards=True))
+    ((0, 2048, 4096), None)
+    """
+    edges = table.shard_map.edges
+    widest = max(range(table.shards), key=lambda n: edges[n + 1] - edges[n])
+    for shard, found in ((widest, edges), (None, ())):
+        try:
+            resharded(table, halved_edges(table, shard), table.id)
+            return found
+        except InputError:
+            continue
+    return None
+
+
+def with_hot_places(shards: Sequence[ShardLoad], shard_map: ShardMap, hot: Mapping[int, float]) -> list[ShardLoad]:
+    """The loads of shards, with the places of the table's hottest keys, of which each takes so much of a core.
+
+    >>> with_hot_places([ShardLoad(0.4), ShardLoad(0.2)], ShardMap(8, 2), {5: 0.1})[1]
+    ShardLoad(busy=0.2, held=0.0, hottest=0.5, hot=[(5, 0.5)])
+    """
+    places = shard_map.places(np.array(list(hot), np.int64)).tolist()
+    found = []
+    for number, shard in enumerate(shards):
+        first, end = shard_map.edges[number : number + 2]
+        pairs = zip(places, hot.values(), strict=True)
+        own = [(place, min(1.0, busy / shard.busy)) for place, busy in pairs if first <= place < end and shard.busy > 0]
+        found.append(shard._replace(hot=own, hottest=max((share for _, share in own), default=0.0)))
+    return found
 
 
 def _busy_of(sample: LoadSample | None) -> dict[int, float]:

@@ -43,9 +43,8 @@ from dps.engine.controller.procedures import (
 )
 from dps.engine.controller.server_record import ServerRecord
 from dps.engine.controller.table_procedures import TableProcedures
-from dps.engine.state.merging import joined_edges, merged
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.resharding import equal_edges, halved_edges, resharded
+from dps.engine.state.table_edges import equal_edges, halved_edges, joined_edges, merged, resharded
 from dps.engine.wire.messages import Shards
 from dps.errors import MovedError, RequestTimeoutError, ServerGoneError
 

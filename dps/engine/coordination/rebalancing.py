@@ -7,8 +7,8 @@ things:
 * nothing;
 * *moves*: shards have new weights, in proportion to their loads, and `coordination/placement.py` moves as few of them
   as even the servers out;
-* *a split*: one shard is too large a part of the load to be evened out, so its table is cut into more shards, which
-  then have weights, too.
+* *a split*: one shard is too large a part of the load to be evened out, so it is divided where its parts have equal
+  loads (`coordination/shard_parts.py`); of some tables, all shards are. The parts then have weights, too.
 
 Moves cost work, and a split costs a pause, so a decision has to be worth it. Four limits prevent oscillation, because
 a load that trembles, or wanders, must not make shards wander with it:
@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dps.engine.coordination.placement import EVEN, Place, StepKind, Weights, next_steps
+from dps.engine.coordination.shard_parts import Hot, balanced_edges, part_loads
 
 __all__ = [
     *("LoadSample", "RebalancingDecision", "RebalancingRule", "ServerUse", "ShardLoad", "TableLoad"),
@@ -58,7 +59,7 @@ PAUSE_SECONDS, MAX_PAUSE_SECONDS, CALM_PAUSES = 10.0, 600.0, 6
 # Where nothing promises enough, the rule looks again after this time, which doubles, because a look simulates moves.
 REFUSAL_SECONDS = 2.0
 SPLITS = (2, 4, 8)  # A table is cut into so many times as many shards at once.
-# No table is split unasked if a server has more bytes of it, because it has them twice until the table is split.
+# Nothing is split unasked if a server has more bytes of it, because it has them twice until it is split.
 MOST_SPLIT_BYTES = 2 << 30
 # The rule splits no table into more shards than these allow, because each shard costs memory and messages.
 SHARDS_PER_SERVER, MAX_SHARDS = 32, 4096
@@ -78,11 +79,14 @@ class ShardLoad(NamedTuple):
         Bytes of each of its replicas.
     hottest : float
         The part of its accesses that a single key may have. A split does not divide that.
+    hot : Hot
+        The places of its hottest keys, and the part of its load that each has.
     """
 
     busy: float = 0.0
     held: float = 0.0
     hottest: float = 0.0
+    hot: Hot = ()
 
 
 class TableLoad(NamedTuple):
@@ -92,6 +96,7 @@ class TableLoad(NamedTuple):
     places: Sequence[Place]
     shards: Sequence[ShardLoad]
     divisible: bool = True  # whether it can be split
+    edges: Sequence[int] = ()  # of its shards, if one of them can be divided alone
 
 
 class ServerUse(NamedTuple):
@@ -128,6 +133,8 @@ class RebalancingDecision(NamedTuple):
         The table that is split first.
     shards : int
         How many shards it is to have.
+    edges : tuple of int
+        Their edges, if one shard is divided alone.
     before, after : mapping of int to float
         The load of each server, in cores or bytes, as it is modelled now, and as the decision promises it.
     moves : int
@@ -138,6 +145,7 @@ class RebalancingDecision(NamedTuple):
     weights: Weights | None = None
     table: str | None = None
     shards: int = 0
+    edges: tuple[int, ...] = ()
     before: Mapping[int, float] = {}
     after: Mapping[int, float] = {}
     moves: int = 0
@@ -370,20 +378,23 @@ def _propose_by(
     before = measure.of_servers(_places(sample), loads, sample.servers)
     fullest, mean = max(before, key=lambda n: (before[n], -n)), sum(before.values()) / len(before)
     why = f"server {fullest} has {measure.text(before[fullest])}, the mean is {measure.text(mean)}"
-    best = _moves(sample, measure, loads, loads)
+    best, larger = _moves(sample, measure, loads, loads), sample
     if not measure.memory:
-        for table, times in _splits(sample, loads, fullest, hot, most_bytes):
-            hottest_key = max(x * s.hottest for x, s in zip(loads[table], sample.tables[table].shards, strict=True))
+        for split in _splits(sample, loads, fullest, hot, most_bytes):
+            hottest_key = split.hottest(sample, loads)
             most = max(best.after.values())
             if most <= IMBALANCE * mean or hottest_key >= most - LEAST_PROMISE * mean:  # which no split divides
                 break
-            parts, hottest = _parts(sample, loads, table, times)
-            split = _moves(_split(sample, table, times), measure, parts, hottest)
-            if max(split.after.values()) < most - LEAST_PROMISE * mean:
-                best = split._replace(table=table, shards=len(parts[table]))
+            parts = [
+                {**loads, split.table: split.loads(loads[split.table], some)} for some in (split.even, split.expected)
+            ]
+            decision = _moves(split.made(sample), measure, *parts)
+            if max(decision.after.values()) < most - LEAST_PROMISE * mean:
+                best = decision._replace(table=split.table, shards=len(split.of), edges=split.edges)
+                larger = split.made(sample)
     if not before[fullest] - max(best.after.values()) > LEAST_PROMISE * mean:
         return RebalancingDecision(f"{why}, and no move or split promises enough", before=before)
-    if not measure.memory and _fills_unevenly(sample, best):
+    if not measure.memory and _fills_unevenly(larger, best):
         return RebalancingDecision(f"{why}, and the memory of the servers allows no move", before=before)
     return best._replace(why=f"{why}; it will be at most {measure.text(max(best.after.values()))}", before=before)
 
@@ -414,53 +425,83 @@ def _splits(
     fullest: int,
     hot: set[tuple[str, int]],
     most_bytes: float,
-) -> Iterable[tuple[str, int]]:
-    """The tables that may be split, and into how many times as many shards: that of the fullest server's hottest shard,
-    the fewest first."""
+) -> Iterable[_Split]:
+    """What may be split: the fullest server's hottest shard, or its whole table; the fewest parts first."""
     there = [
-        (loads[name][shard], name)
+        (loads[name][shard], name, shard)
         for name, shard in hot
         if name in sample.tables and sample.tables[name].places[shard].chain[:1] == (fullest,)
     ]
     limit = min(MAX_SHARDS, SHARDS_PER_SERVER * len(sample.servers))
-    name = max(there)[1] if there else None
+    name, shard = max(there)[1:] if there else (None, 0)
     if name is None or not sample.tables[name].divisible:
         return
-    held = {name: [shard.held for shard in sample.tables[name].shards]}
-    on_servers = _Measure(memory=True).of_servers({name: sample.tables[name].places}, held, sample.servers)
-    if max(on_servers.values()) <= most_bytes:
-        yield from ((name, times) for times in SPLITS if times * len(loads[name]) <= limit)
-
-
-def _split(sample: LoadSample, name: str, times: int) -> LoadSample:
-    """The sample as it would be with more shards of a table, which lie where the shard was."""
     table = sample.tables[name]
-    parts = [(place, load) for place, load in zip(table.places, table.shards, strict=True) for _ in range(times)]
-    shards = [load._replace(held=load.held / times) for _, load in parts]
-    return sample._replace(tables={**sample.tables, name: table._replace(places=[p for p, _ in parts], shards=shards)})
+    held = {name: [each.held if n == shard or not table.edges else 0.0 for n, each in enumerate(table.shards)]}
+    on_servers = _Measure(memory=True).of_servers({name: sample.tables[name].places}, held, sample.servers)
+    if max(on_servers.values()) > most_bytes:
+        return
+    for times in SPLITS:
+        split = _split_shard(name, table, shard, times) if table.edges else _split_table(name, table, times)
+        if len(split.of) <= limit:
+            yield split
 
 
-def _parts(
-    sample: LoadSample, loads: Mapping[str, Sequence[float]], name: str, times: int
-) -> tuple[dict[str, Sequence[float]], dict[str, Sequence[float]]]:
-    """The loads once a table is split: equal parts, and parts of which one, no matter which, has the hottest key."""
-    even, hottest = [], []
-    for load, shard in zip(loads[name], sample.tables[name].shards, strict=True):
-        rest = load * (1 - shard.hottest) / times
-        even += [load / times] * times
-        hottest += [load * shard.hottest + rest] + [rest] * (times - 1)
-    return {**loads, name: even}, {**loads, name: hottest}
+class _Split(NamedTuple):
+    """A table with more shards. Of each one: the shard of which it is a part; what part of the bytes it has; of the
+    load, evenly spread; and of the load at worst."""
+
+    table: str
+    of: Sequence[int]
+    held: Sequence[float]
+    even: Sequence[float]
+    expected: Sequence[float]
+    edges: tuple[int, ...] = ()
+
+    def made(self, sample: LoadSample) -> LoadSample:
+        """The sample as it would be then, where parts lie where the shard was."""
+        table = sample.tables[self.table]
+        shards = [
+            table.shards[n]._replace(held=table.shards[n].held * x) for n, x in zip(self.of, self.held, strict=True)
+        ]
+        places = [table.places[n] for n in self.of]
+        return sample._replace(tables={**sample.tables, self.table: table._replace(places=places, shards=shards)})
+
+    def loads(self, loads: Sequence[float], parts: Sequence[float]) -> list[float]:
+        return [loads[n] * part for n, part in zip(self.of, parts, strict=True)]
+
+    def hottest(self, sample: LoadSample, loads: Mapping[str, Sequence[float]]) -> float:
+        """The load that a single key of the table may have, which no split divides."""
+        shards = sample.tables[self.table].shards
+        return max(x * shard.hottest for x, shard in zip(loads[self.table], shards, strict=True))
+
+
+def _split_table(name: str, table: TableLoad, times: int) -> _Split:
+    """All shards divided into equal parts, of which one, no matter which, has the hottest key."""
+    of = [n for n in range(len(table.shards)) for _ in range(times)]
+    even = [1 / times] * len(of)
+    expected = [shard.hottest * (n == 0) + (1 - shard.hottest) / times for shard in table.shards for n in range(times)]
+    return _Split(name, of, even, even, expected)
+
+
+def _split_shard(name: str, table: TableLoad, shard: int, parts: int) -> _Split:
+    """One shard divided where its parts have equal loads."""
+    first, end = table.edges[shard : shard + 2]
+    edges = balanced_edges(first, end, table.shards[shard].hot, parts)
+    before, behind = range(shard), range(shard + 1, len(table.shards))
+    held, loads = part_loads(edges, ()), part_loads(edges, table.shards[shard].hot)
+    of = [*before, *[shard] * len(held), *behind]
+    held, loads = ([*[1.0] * len(before), *some, *[1.0] * len(behind)] for some in (held, loads))
+    return _Split(name, of, held, loads, loads, tuple(sorted({*table.edges, *edges})))
 
 
 def _fills_unevenly(sample: LoadSample, decision: RebalancingDecision) -> bool:
     """Whether a decision leads to another balance of memory, out of balance and worse than now.
 
-    A split moves no more than its parts.
+    The sample is as after a split, if one is decided, because a split moves no more than its parts.
     """
     if not any(use.budget for use in sample.servers.values()):
         return False
-    if decision.table is not None:
-        sample = _split(sample, decision.table, decision.shards // len(sample.tables[decision.table].shards))
     by_memory = _Measure(memory=True)
     held = by_memory.of_shards(sample)
     tables = {name: (table.copies, table.places) for name, table in sample.tables.items()}

@@ -45,8 +45,8 @@ cdef class ShardMap:
     >>> one, other = ShardMap(0, 2), ShardMap(0, 3, edges=[0, 1024, 2048, 4096])
     >>> one.edges, one.within(1024, 4096), other.within(0, 2048)
     ((0, 2048, 4096), range(0, 2), range(0, 2))
-    >>> other.refines(one), one.refines(other)
-    (True, False)
+    >>> other.refines(one), one.refines(other), one.has(2048, 4096)
+    (True, False, True)
     """
 
     def __cinit__(self, int64_t rows, int64_t shards, Cells cells=None, object edges=()):
@@ -106,6 +106,11 @@ cdef class ShardMap:
         if first >= end:
             return range(0)
         return range(self.of_place(first), self.of_place(end - 1) + 1)
+
+    def has(self, int64_t first, int64_t end) -> bool:
+        """Whether one of the shards begins and ends there."""
+        found = self.within(first, end)
+        return len(found) == 1 and self.edges[found.start] == first and self.edges[found.stop] == end
 
     def places(self, cnp.ndarray keys not None) -> np.ndarray:
         """The place of each key, both int64[m]."""

@@ -472,10 +472,11 @@ class ParameterServer:
         """
         return made_vocabulary(self, name, width, lanes, counts, copies)
 
-    def split(self, table: TableLike, shards: int | None = None) -> Table:
+    def split(self, table: TableLike, shards: int | None = None, *, shard: int | None = None) -> Table:
         """Cut a table into more shards, while training goes on.
 
-        More servers can share the work of a table that has more shards. Each server divides the rows that it has, so no
+        More servers can share the work of a table that has more shards; if one shard is hot, it is enough to divide
+        that one (``shard=``). Each server divides the rows that it has, so no
         row travels; then shards move until all servers have equally many. Pulls and pushes go on while the rows are
         divided, more slowly, which takes some seconds for a gigabyte on a server. Then clients and trainers wait for
         those rows that have changed meanwhile, for tens of milliseconds mostly, and go on by themselves: each of their
@@ -489,8 +490,11 @@ class ParameterServer:
         ----------
         table : str or Table
         shards : int, optional
-            2, 4, 8, ... times as many as there are, up to 4096; by default twice as many. If the table has so many
-            already, nothing happens.
+            2, 4, 8, ... times as many as there are, up to 4096, of equal size; by default each shard is halved. If the
+            table has so many already, nothing happens.
+        shard : int, optional
+            The number of one shard that is halved alone: a range of rows of a dense table, of the 4,096 slots of hashes
+            of a keyed one. The shards behind it get the next numbers.
 
         Returns
         -------
@@ -501,7 +505,9 @@ class ParameterServer:
         ------
         InputError
             The number is none of these; or the table counts pushes approximately (``admit=``), remembers keys
-            (``remember=``) or was made with ``fixed_shards=True``, as that of a vector is: it cannot be divided.
+            (``remember=``) or was made with ``fixed_shards=True``, as that of a vector is: it cannot be divided. One
+            shard alone cannot be divided of tables with ``max_bytes=`` or ``admit=``, because each of their shards has
+            an equal part of what they may take.
         LimitError
             The servers have no memory for it (``dps.memory``).
         RequestTimeoutError
@@ -515,12 +521,16 @@ class ParameterServer:
         ...     w = ps.table("w", dtype="int64", shards=2)
         ...     w.push([1, 2, 3], [10, 20, 30])
         ...     ps.split(w, 8).spec.shards, w[[1, 2, 3]]
+        ...     ps.split(w, shard=0).spec.edges[:4]
         (8, array([10, 20, 30]))
+        (0, 256, 512, 1024)
         >>> cluster.close()
         """
-        return self._cut_anew("split_table", table, shards=shards)
+        return self._cut_anew("split_table", table, shards=shards, shard=shard)
 
-    def merge(self, table: TableLike, shards: int | None = None, *, timeout: float | None = None) -> Table:
+    def merge(
+        self, table: TableLike, shards: int | None = None, *, shard: int | None = None, timeout: float | None = None
+    ) -> Table:
         """Cut a table into fewer shards, while training goes on: the reverse of :meth:`split`.
 
         Fewer shards make requests of few keys cheaper. Shards move first, until those that become one lie on the same
@@ -534,6 +544,8 @@ class ParameterServer:
         shards : int, optional
             1/2, 1/4, 1/8, ... of those that there are; by default half as many. If the table has so many already,
             nothing happens.
+        shard : int, optional
+            The number of one shard that is merged with the next one, while the others stay as they are.
         timeout : float, optional
             Seconds that shards may take to move; 600 by default.
 
@@ -568,21 +580,26 @@ class ParameterServer:
         (2, array([10, 20, 30]))
         >>> cluster.close()
         """
-        return self._cut_anew("merge_table", table, shards=shards, seconds=timeout)
+        return self._cut_anew("merge_table", table, shards=shards, shard=shard, seconds=timeout)
 
     def _cut_anew(self, verb: str, table: TableLike, **fields: Any) -> Table:
         """Have a table cut into more shards, or fewer; its handle, and clients ask for the route again."""
+        if fields["shards"] is not None and fields["shard"] is not None:
+            raise InputError(
+                "shards= says how many a table is to have, shard= which one is divided or merged: give one"
+            )
         made = self._connection.call(verb, table=check_name("table", table_name(table)), **fields)
         self._connection.forget_routes()
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
 
     def rebalance(self, *, timeout: float | None = None) -> RebalanceReport:
-        """Even the load of the servers out now: shards move by their measured load, and a hot table is split.
+        """Even the load of the servers out now: shards move by their measured load, and a hot shard is split.
 
         The load is what the servers have measured since shards rest, about the last four seconds. Where one server
         works more than 1.25 times the mean, so few shards move as even that out; where one shard is too large a part of
-        it, its table is split (:meth:`split`) and its parts move. Training goes on meanwhile. Tables that cannot be
-        split, or have a budget (``max_bytes=``), only move. The parameter server does the same by itself, when an
+        it, it is divided (:meth:`split`) where its parts have equal loads, and the parts move; of a table whose shards
+        have to be equal, all are. Training goes on meanwhile. Tables that cannot be split, or have a budget
+        (``max_bytes=``), only move. The parameter server does the same by itself, when an
         imbalance lasts, unless the setting ``dps.rebalancing`` is false; it splits no table unasked of which a server
         has more than 256 MiB.
 

@@ -27,7 +27,7 @@ from dps.engine.server.tables import ServerTable
 from dps.engine.state.memory import held_bytes
 from dps.engine.state.merging import Merger
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.resharding import Division
+from dps.engine.state.resharding import Division, Renumbered
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.wire.protocols import RoleEndpoint
 from dps.errors import LimitError, MovedError
@@ -60,14 +60,14 @@ class ReshardingOwner(Protocol):
 
 
 class ReplicaGroup:
-    """Some replicas on their way to become shards of another table: one that is divided, or several that are merged."""
+    """Some replicas on their way to become shards of another table: one that is divided or stays as it is, or several
+    that are merged."""
 
     def __init__(self, replicas: list[Replica], spec: TableSpec, directory: str | None):
         self._replicas = replicas
         self._shards: list[DenseShard | KeyedShard] = [replica.shard for replica in replicas]
         self._spec = spec
-        is_split = len(replicas) == 1
-        self.copying = Division(self._shards[0], spec, directory) if is_split else Merger(self._shards, spec)
+        self.copying = copying_of(self._shards, spec, directory)
         self.made: list[Replica] = []
         self.used: list[tuple[int, int]] = []  # each shard, and its version when the new ones were made of it
 
@@ -97,6 +97,22 @@ class ReplicaGroup:
         self.copying.close()
 
 
+def copying_of(
+    shards: Sequence[DenseShard | KeyedShard], spec: TableSpec, directory: str | None
+) -> Division | Merger | Renumbered:
+    """What makes shards of a table of these: it divides one, merges several, or gives one another number."""
+    if len(shards) > 1:
+        return Merger(shards, spec)
+    return Renumbered(shards[0], spec) if stays(shards[0], spec) else Division(shards[0], spec, directory)
+
+
+def stays(shard: DenseShard | KeyedShard, spec: TableSpec) -> bool:
+    """Whether the shard's rows may stay where they are. Not those of a table that sums the pushes of a clock, because
+    sums may be stepped in the shard that there is until the other one is in use."""
+    edges = shard.spec.shard_map.edges
+    return spec.aggregate is None and spec.shard_map.has(*edges[shard.number : shard.number + 2])
+
+
 class Resharding:
     """The shards of the table that `spec` defines, made of these of table number `table`.
 
@@ -111,7 +127,8 @@ class Resharding:
         self._is_closed = False
         self.used_at = owner.endpoint.now()
         self.name(shards)
-        nbytes = sum(held_bytes(self._replica(number).shard) for number in shards)
+        replicas = [self._replica(number) for numbers in self._numbers for number in numbers]
+        nbytes = sum(held_bytes(replica.shard) for replica in replicas if not stays(replica.shard, self.spec))
         if not owner.memory.fits(nbytes):
             raise LimitError(
                 f"server {owner.number}: the shards of table {spec.name!r} take {nbytes:,} bytes, and as many more "

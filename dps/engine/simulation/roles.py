@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dps import config
@@ -166,11 +166,14 @@ class ToldResharding:
     def __init__(self, resharding: ReshardingProcedures, network: Network):
         self._resharding, self._network = resharding, network
 
-    def split(self, name: str, shards: int | None = None) -> Procedure[Description]:
-        return self._told(self._resharding.split(name, shards))
+    def split(self, name: str, shards: int | None = None, shard: int | None = None) -> Procedure[Description]:
+        return self._told(self._resharding.split(name, shards, shard))
 
-    def merge(self, name: str, shards: int | None = None) -> Procedure[Description]:
-        return self._told(self._resharding.merge(name, shards))
+    def split_at(self, name: str, edges: Sequence[int]) -> Procedure[Description]:
+        return self._told(self._resharding.split_at(name, edges))
+
+    def merge(self, name: str, shards: int | None = None, shard: int | None = None) -> Procedure[Description]:
+        return self._told(self._resharding.merge(name, shards, shard))
 
     def _told(self, procedure: Procedure[Description]) -> Procedure[Description]:
         made = yield from procedure
@@ -441,17 +444,17 @@ class SimController:
             observer.table_made(made)
         return made
 
-    def split(self, table: str, shards: int | None) -> TableSpec:
+    def split(self, table: str, shards: int | None, shard: int | None = None) -> TableSpec:
         """Cut a table into more shards."""
         told = ToldResharding(self.resharding, self._network)
-        made = self.executor.run(told.split(table, shards))
+        made = self.executor.run(told.split(table, shards, shard))
         self.committed()
         return TableSpec.from_dict(made)
 
-    def merge(self, table: str, shards: int | None) -> TableSpec:
+    def merge(self, table: str, shards: int | None, shard: int | None = None) -> TableSpec:
         """Cut a table into fewer shards."""
         told = ToldResharding(self.resharding, self._network)
-        made = self.executor.run(told.merge(table, shards))
+        made = self.executor.run(told.merge(table, shards, shard))
         self.committed()
         return TableSpec.from_dict(made)
 

@@ -189,13 +189,13 @@ class Simulation:
         spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards, staleness=staleness)
         return self._controller.create_table(spec, exist_ok)
 
-    def split(self, table: str, shards: int | None = None) -> TableSpec:
+    def split(self, table: str, shards: int | None = None, *, shard: int | None = None) -> TableSpec:
         """Cut a table into more shards; see :meth:`dps.ParameterServer.split`."""
-        return self._controller.split(table, shards)
+        return self._controller.split(table, shards, shard)
 
-    def merge(self, table: str, shards: int | None = None) -> TableSpec:
+    def merge(self, table: str, shards: int | None = None, *, shard: int | None = None) -> TableSpec:
         """Cut a table into fewer shards; see :meth:`dps.ParameterServer.merge`."""
-        return self._controller.merge(table, shards)
+        return self._controller.merge(table, shards, shard)
 
     def rebalance(self, seconds: float = 60.0) -> RebalanceReport:
         """Even the load out; see :meth:`dps.ParameterServer.rebalance`."""
@@ -602,20 +602,23 @@ class Simulation:
             pass  # the tables' copies need all servers
 
     def _split_one(self, draw: random.Random) -> None:
-        """Cut a table into twice or four times as many shards."""
+        """Cut a table into twice or four times as many shards, or one shard in two."""
         controller = self._controller
         specs = [spec for spec in controller.membership.specs.values() if spec["shards"] <= MOST_SPLIT_SHARDS]
         if specs:
-            spec, times = draw.choice(specs), draw.choice((2, 2, 4))
-            controller.party.spawn(self._try, self._controller.split, spec["name"], times * spec["shards"])
+            spec, times = draw.choice(specs), draw.choice((1, 1, 2, 4))
+            how = (None, draw.randrange(spec["shards"])) if times == 1 else (times * spec["shards"],)
+            controller.party.spawn(self._try, self._controller.split, spec["name"], *how)
 
     def _merge_one(self, draw: random.Random) -> None:
-        """Cut a table into half or a quarter of its shards."""
-        controller, times = self._controller, draw.choice((2, 2, 4))
-        specs = [spec for spec in controller.membership.specs.values() if spec["shards"] % times == 0]
+        """Cut a table into half or a quarter of its shards, or merge one with the next."""
+        controller, times = self._controller, draw.choice((1, 1, 2, 4))
+        specs = [spec for spec in controller.membership.specs.values() if spec["shards"] > 1]
         if specs:
             spec = draw.choice(specs)
-            controller.party.spawn(self._try, self._controller.merge, spec["name"], spec["shards"] // times)
+            one = times == 1 or spec.get("edges") or spec["shards"] % times
+            how = (None, draw.randrange(spec["shards"] - 1)) if one else (spec["shards"] // times,)
+            controller.party.spawn(self._try, self._controller.merge, spec["name"], *how)
 
     def _change_loads(self, draw: random.Random) -> None:
         """Change the loads of shards, and even them out."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from dps.engine.controller.failover import Membership
+from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.shard_work import MeasuredWork, ServerWork, ShardWork
 
 __all__ = ["SimWork"]
@@ -28,13 +31,12 @@ class SimWork:
     def change(self, seed: int) -> None:
         self._seed = seed
 
-    def _shards(self, table: str, shards: int) -> list[ShardWork]:
+    def _shards(self, table: str, edges: Sequence[int]) -> list[ShardWork]:
         draw = random.Random(f"loads {self._seed} {table}")
         loads = [draw.choice(LOADS) for _ in range(RANGES)]
-        sums = [0.0] * shards
-        for part in range(shards * RANGES):  # equal parts, none of which lies in two shards or two ranges
-            sums[part // RANGES] += loads[part // shards] / shards
-        return [ShardWork(busy, 1.0, 0.0) for busy in sums]
+        ends = np.linspace(0, edges[-1], RANGES + 1)
+        busy = np.diff(np.interp(edges, ends, np.concatenate([[0.0], np.cumsum(loads)])))
+        return [ShardWork(each, 1.0, 0.0) for each in busy.tolist()]
 
     def work(self, since: float) -> MeasuredWork | None:
         """The work of all servers; None if they have not reported since then."""
@@ -42,7 +44,8 @@ class SimWork:
             return None
         busy, tables = dict.fromkeys(self._membership.servers, 0.0), {}
         for name, places in self._membership.places.items():
-            shards = tables[self._membership.specs[name]["id"]] = self._shards(name, len(places))
+            spec = TableSpec.from_dict(self._membership.specs[name])
+            shards = tables[spec.id] = self._shards(name, spec.shard_map.edges)
             for place, shard in zip(places, shards, strict=True):
                 if place.chain and place.chain[0] in busy:
                     busy[place.chain[0]] += shard.busy

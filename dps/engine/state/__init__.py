@@ -29,6 +29,7 @@ snapshot           Cut: a shard as of a clock, read while ops go on
 gone               the keys of rows that went lately, and why, for readers
 memory             bytes that shards take, and by how many an op makes them grow
 precopy            rows of a shard, copied while ops go on, and again where ops have changed them
+table_edges        which edges the shards of a table may have after a split or a merge
 resharding         a shard as several shards of a table that is cut into more
 merging            several shards as one of a table that is cut into fewer
 ledger_parts       their ledgers: what each part of a merged shard has seen

@@ -19,65 +19,10 @@ from dps.engine.state.ledger_parts import joined_ledger
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.precopy import Assembly, Readers
 from dps.engine.state.recipes import Description
-from dps.engine.state.resharding import checked_shard, equal_edges, with_edges
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.state.transfer import head_of
-from dps.errors import InputError
 
-__all__ = ["Merger", "joined_edges", "merged"]
-
-
-def merged(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
-    """The definition of a table once shards are merged, so that these edges are left, as table number `number`.
-
-    Raises InputError if the table cannot be merged so.
-
-    Examples
-    --------
-    >>> spec = TableSpec("w", shards=4)
-    >>> merged(spec, [0, 2048, 4096], number=7).shards, merged(spec, [0, 2048, 3072, 4096], number=7).shards
-    (2, 3)
-    """
-    where = f"table {spec.name!r}"
-    if not set(edges) < set(spec.shard_map.edges):
-        raise InputError(
-            f"{where} has {spec.shards} shards: it is merged into 1/2, 1/4, ... of them, not into {len(edges) - 1}"
-            + ("" if spec.shard_map.is_even else "; they are not equal, and whole shards are put together")
-        )
-    if spec.fixed_shards:
-        raise InputError(f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows lie by them")
-    life = spec.life
-    asks = {
-        "sums the pushes of a clock (aggregate=), and its shards may be at different clocks": spec.aggregate,
-        "counts pushes of new keys (admit=), by the parts of their hashes that its shards do not have": life.admit,
-        "notes when rows were used (expire=, evict='lru'), at moments that each shard counts alone": life.has_records,
-        "remembers the keys of rows that went (remember=), numbered by each shard": life.remember,
-    }
-    if why := next((why for why, is_asked in asks.items() if is_asked), None):
-        raise InputError(f"{where} {why}: restore it from a checkpoint with fewer shards (ps.restore(url, shards=))")
-    return with_edges(spec, edges, number)
-
-
-def joined_edges(spec: TableSpec, shard: object = None) -> tuple[int, ...]:
-    """The edges with one shard merged with the next one, or, of equal shards, each with its neighbour.
-
-    Raises InputError if there is no next one; and for all shards that are not equal.
-
-    >>> joined_edges(TableSpec("w", shards=4), 1), joined_edges(TableSpec("w", shards=4))
-    ((0, 1024, 3072, 4096), (0, 2048, 4096))
-    """
-    edges = spec.shard_map.edges
-    if shard is not None:
-        first = checked_shard(spec, shard)
-        if first == spec.shards - 1:
-            raise InputError(f"table {spec.name!r}: shard {first} is the last one, so there is none to merge it with")
-        return edges[: first + 1] + edges[first + 2 :]
-    if not spec.shard_map.is_even:
-        raise InputError(
-            f"table {spec.name!r} has {spec.shards} shards that are not equal: say which one is merged with the next "
-            "(shard=), or how many equal ones there are to be (shards=)"
-        )
-    return equal_edges(spec, spec.shards // 2) if spec.shards > 1 else edges
+__all__ = ["Merger"]
 
 
 class Merger:
@@ -91,7 +36,7 @@ class Merger:
     >>> table = TableSpec("w", rows=6, shards=2)
     >>> shards = [make_shard(table, n) for n in range(2)]
     >>> _ = shards[1].apply(Op(ADD, None, 3, np.ones((3, 1), np.float32), 0, 1))
-    >>> merger = Merger(shards, merged(table, [0, 6], number=2))
+    >>> merger = Merger(shards, TableSpec("w", rows=6, shards=1))
     >>> while merger.step(max_bytes=8):
     ...     pass
     >>> merger.finish()[0].rows.ravel().tolist()

@@ -222,7 +222,7 @@ class Readers:
 
     def listing(self) -> Callable[[], None] | None:
         """The function that another thread has to call before the next piece, if there is one: see :class:`PreCopy`."""
-        return self._readers[self._at].listing()
+        return self._readers[self._at].listing() if self._readers else None
 
     def piece(self, max_bytes: int) -> CopiedPiece | None:
         """The next rows, about `max_bytes` bytes of them; None, when all rows were read that were dirty."""

@@ -16,13 +16,11 @@ answers of the ledger, because an answer covers the whole shard.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from dps.engine.core.shard_map import SLOTS, ShardMap
 from dps.engine.state.ledger_parts import divided_ledger
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import group
@@ -30,109 +28,11 @@ from dps.engine.state.precopy import Assembly, Readers
 from dps.engine.state.recipes import Description
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.state.transfer import head_of
-from dps.errors import InputError
+from dps.errors import MovedError
 
-__all__ = ["Division", "checked_shard", "equal_edges", "halved_edges", "resharded", "with_edges"]
+__all__ = ["Division", "Renumbered"]
 
-MAX_SHARDS = 1 << 12
 MORE_ROWS = 1.05  # spare room in a part, as a factor, because hashes do not spread quite evenly
-
-
-def resharded(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
-    """The definition of a table once its shards are divided, with these edges, as table number `number`.
-
-    Raises InputError if the table cannot be split so.
-
-    Examples
-    --------
-    >>> spec = TableSpec("w", shards=2)
-    >>> resharded(spec, [0, 1024, 2048, 3072, 4096], number=7).shards
-    4
-    >>> resharded(spec, [0, 2048, 3072, 4096], number=7).edges
-    (0, 2048, 3072, 4096)
-    """
-    where, edges = f"table {spec.name!r}", tuple(edges)
-    if not set(spec.shard_map.edges) < set(edges):
-        raise InputError(
-            f"{where} has {spec.shards} shards: it is split into 2, 4, 8, ... times as many, not {len(edges) - 1}"
-            + ("" if spec.shard_map.is_even else "; they are not equal, and each is divided into whole shards")
-        )
-    if len(edges) > MAX_SHARDS + 1:
-        raise InputError(f"{where}: a table has {MAX_SHARDS} shards at most, not {len(edges) - 1}")
-    if spec.fixed_shards:
-        raise InputError(
-            f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows are laid out by them: make "
-            "another table, or another vector, with more servers"
-        )
-    counts = spec.life.counts
-    if counts is not None and counts.approximate:
-        raise InputError(
-            f"{where} counts pushes approximately, in a sketch for each of its {spec.shards} shards that cannot be "
-            "divided: make it with more shards from the beginning, or with AdmitByCount(..., approximate=False)"
-        )
-    if spec.life.remember:
-        raise InputError(
-            f"{where} remembers the keys of rows that went (remember=), numbered by each of its {spec.shards} shards: "
-            "make it with more shards from the beginning"
-        )
-    return with_edges(spec, edges, number)
-
-
-def with_edges(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
-    """The definition of a table with these edges.
-
-    Raises InputError if its shards are to be equal, because each has the same part of what the table may take.
-    """
-    made = dataclasses.replace(spec, shards=len(edges) - 1, edges=tuple(edges), id=number)
-    life = spec.life
-    asks = {f"max_bytes={life.max_bytes}": life.max_bytes, "admit=": life.counts, "remember=": life.remember}
-    if made.edges and (what := next((what for what, is_asked in asks.items() if is_asked), None)):
-        raise InputError(
-            f"table {spec.name!r} has {what}, of which each shard has an equal part: its shards have to be equal, too. "
-            "Split or merge the whole table (shards=)"
-        )
-    return made
-
-
-def equal_edges(spec: TableSpec, shards: object) -> tuple[int, ...]:
-    """The edges of so many equal shards of a table. Raises InputError if it cannot have so many.
-
-    >>> equal_edges(TableSpec("w", rows=10), 4)
-    (0, 2, 5, 7, 10)
-    """
-    where = f"table {spec.name!r}"
-    if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
-        raise InputError(f"{where}: shards is a whole number, not {shards!r}")
-    count, most = int(shards), min(MAX_SHARDS, spec.rows or MAX_SHARDS)
-    if not 1 <= count <= most or (spec.keyed and count & (count - 1)):
-        what = "a power of two, " if spec.keyed else ""
-        raise InputError(f"{where} has {spec.shards} shards: it can have {what}1 to {most}, not {count}")
-    return ShardMap(spec.rows or 0, count).edges
-
-
-def halved_edges(spec: TableSpec, shard: object = None) -> tuple[int, ...]:
-    """The edges with one shard divided in the middle, or all. Raises InputError if that cannot be divided.
-
-    >>> halved_edges(TableSpec("w", shards=2), 1), halved_edges(TableSpec("w", shards=1))
-    ((0, 2048, 3072, 4096), (0, 2048, 4096))
-    """
-    edges = spec.shard_map.edges
-    if shard is None and spec.shard_map.is_even:
-        return equal_edges(spec, 2 * spec.shards)
-    chosen = range(spec.shards) if shard is None else [checked_shard(spec, shard)]
-    for n in chosen:
-        if edges[n + 1] - edges[n] < 2:
-            what = "row" if spec.rows else f"slot, of the {SLOTS} in which keys lie"
-            raise InputError(f"table {spec.name!r}: shard {n} is one {what}, and cannot be divided")
-    return tuple(sorted({*edges, *((edges[n] + edges[n + 1]) // 2 for n in chosen)}))
-
-
-def checked_shard(spec: TableSpec, shard: object) -> int:
-    """The number of a shard that a user has named. Raises InputError if the table has no such shard."""
-    whole = isinstance(shard, (int, np.integer)) and not isinstance(shard, bool)
-    if not whole or not 0 <= int(shard) < spec.shards:  # type: ignore[call-overload]
-        raise InputError(f"table {spec.name!r} has shards 0 to {spec.shards - 1}; there is no {shard!r}")
-    return int(shard)  # type: ignore[call-overload]
 
 
 class Division:
@@ -145,7 +45,7 @@ class Division:
     >>> from dps.engine.state.ops import ADD, Op
     >>> shard = KeyedShard(TableSpec("w", shards=1), 0)
     >>> _ = shard.apply(Op(ADD, np.arange(100), 0, np.ones((100, 1), np.float32), 0, 1))
-    >>> division = Division(shard, resharded(shard.spec, equal_edges(shard.spec, 4), number=2))
+    >>> division = Division(shard, TableSpec("w", shards=4))
     >>> while division.step(max_bytes=100):
     ...     pass
     >>> parts = division.finish()
@@ -215,3 +115,33 @@ class Division:
         if not self._is_whole:
             for part in self._parts:
                 part.close_file()
+
+
+class Renumbered:
+    """One shard that keeps its rows, and has another number in a table of which other shards are divided or merged.
+
+    Its rows are not copied: the shard that is made has the memory of the one that there is, of which it is a twin. One
+    of the two is in use at a time: the first one until the new table is published, and then the other.
+    """
+
+    def __init__(self, shard: DenseShard | KeyedShard, spec: TableSpec):
+        self.shard, self.spec = shard, spec
+        self.readers = Readers([])
+
+    def step(self, max_bytes: int) -> bool:
+        """False, because no row is copied."""
+        return False
+
+    def finish(self) -> dict[int, DenseShard | KeyedShard]:
+        """The shard, by its number. Raises MovedError while a checkpoint or a joiner reads the rows where they are."""
+        shard = self.shard
+        if shard.pins or shard.cut is not None:
+            raise MovedError(f"the rows of shard {shard.number} of table {shard.spec.name!r} are being read")
+        number = self.spec.shard_map.edges.index(shard.spec.shard_map.edges[shard.number])
+        made = shard.shared_twin()
+        made.spec, made.number, made.compacted_at_once = self.spec, number, shard.compacted_at_once
+        made.changed, made.removed, made.removed_later = None, [], []  # the next checkpoint has all rows of the table
+        return {number: made}
+
+    def close(self) -> None:
+        """Nothing is under way."""

@@ -1040,8 +1040,9 @@ class KeyedShard(Shard):
 
     def new_sums(self, clock: int) -> Sums:
         spec, dtype = self.spec, dtype_of_sums(self.spec.dtype)
-        cut = {"shards": spec.shards, "edges": spec.edges, "partition": spec.partition}
-        plain = TableSpec(spec.name, dim=spec.dim, dtype=dtype, **cut)
+        plain = TableSpec(
+            spec.name, dim=spec.dim, dtype=dtype, shards=spec.shards, edges=spec.edges, partition=spec.partition
+        )
         return KeyedSums(KeyedShard(plain, self.number), clock, spec.dtype)
 
 

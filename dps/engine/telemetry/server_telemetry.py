@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dps.engine.telemetry.history import Series
@@ -50,7 +50,12 @@ class TableWork(NamedTuple):
     service: float = 0.0  # seconds of service a second
     held: float = 0.0  # bytes of all its replicas
     shards: Mapping[int, float] = {}  # shard -> keys per second
-    hottest: float = 0.0  # keys per second of its hottest key, at least
+    hot: Sequence[tuple[int, float]] = ()  # its hottest keys, and the accesses per second that each has, at least
+
+    @property
+    def hottest(self) -> float:
+        """Accesses per second of its hottest key, at least."""
+        return max((rate for _, rate in self.hot), default=0.0)
 
 
 def together(rates: list[ServerRates]) -> ServerRates:
@@ -185,10 +190,10 @@ class ServerTelemetry:
         old, new = first.tables.get(table, NO_COUNTS), last.tables[table]
         service = sum(new[kind][3] - old[kind][3] for kind in ("pull", "push"))
         loads, hot = self.loads(table, since), new["hot"]
-        certain = max((count - error for _, count, error in hot["keys"]), default=0.0)
-        share = certain / hot["accesses"] if hot["accesses"] > 0 else 0.0
+        rate = sum(loads.values()) / hot["accesses"] if hot["accesses"] > 0 else 0.0
+        keys = [(key, (count - error) * rate) for key, count, error in hot["keys"]]
         seconds = max(last.time - first.time, 1e-3)
-        return TableWork(max(0.0, service) / seconds, new["bytes"], loads, share * sum(loads.values()))
+        return TableWork(max(0.0, service) / seconds, new["bytes"], loads, keys)
 
     def keep(self, tables: Collection[int]) -> None:
         """Forget all tables but these, because the others were dropped."""
