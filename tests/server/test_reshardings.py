@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from dps.engine.state.life import life_of
 from dps.engine.state.ops import ADD, Op, TableSpec
 from dps.engine.state.partition import group
 from dps.engine.state.shard import make_shard
-from dps.engine.state.table_edges import equal_edges, merged, resharded
+from dps.engine.state.table_edges import equal_edges, halved_edges, merged, resharded
 from dps.errors import LimitError, MovedError
 
 ROWS = 2000
@@ -121,6 +122,33 @@ def test_shards_are_merged_in_the_same_way(owner):
     assert turns(begun.turn) < 10
     assert [replica.number for replica in owner.made[0][1]] == [0]
     assert owner.values()[KEY] == 101
+
+
+def test_a_shard_that_stays_is_not_copied(owner):
+    spec = resharded(OLD, halved_edges(OLD, 0), number=2)
+    owner.memory.limit = owner.replicas[0].shard.nbytes * 1.5
+    begun = Reshardings(owner).of(1, spec, [0, 1])
+    turns(begun.copy_ahead)
+    push(owner.replicas[1])
+    owner.rest()
+    assert turns(begun.turn) < 10
+    made = {replica.number: replica for replica in owner.made[0][1]}
+    assert sorted(made) == [0, 1, 2]
+    assert made[2].shard.rows is owner.replicas[1].shard.rows
+    assert made[2].spec == made[2].shard.spec == spec
+    assert owner.values() == {key: 1 + 100 * (key == KEY) for key in range(ROWS)}
+    assert begun.versions == [(0, 1), (1, 2)]
+
+
+def test_sums_of_an_open_clock_are_copied_with_the_shard_that_stays():
+    spec = dataclasses.replace(OLD, aggregate="sum")
+    owner = Owner(spec)
+    begun = Reshardings(owner).of(1, resharded(spec, halved_edges(spec, 0), number=2), [0, 1])
+    turns(begun.copy_ahead)
+    owner.rest()
+    turns(begun.turn)
+    made = {replica.number: replica for replica in owner.made[0][1]}
+    assert made[2].shard.rows is not owner.replicas[1].shard.rows
 
 
 def copied_of_another(owner) -> dict[int, int]:

@@ -19,12 +19,12 @@ from dps.engine.state.op_views import CloseOp, RetireOp
 from dps.engine.state.ops import ADD, ASSIGN, NO_CLOCK, OLDER, PUSH, Op, TableSpec
 from dps.engine.state.partition import group
 from dps.engine.state.precopy import Assembly, PreCopy
-from dps.engine.state.resharding import Division
+from dps.engine.state.resharding import Division, Renumbered
 from dps.engine.state.shard import make_shard
 from dps.engine.state.spill import attach_file
-from dps.engine.state.table_edges import equal_edges, halved_edges, resharded
+from dps.engine.state.table_edges import equal_edges, halved_edges, joined_edges, merged, resharded
 from dps.engine.state.transfer import first_difference
-from dps.errors import InputError
+from dps.errors import InputError, MovedError
 
 KEYS = np.array([*range(-6, 30), 1 << 40, -(1 << 62), (1 << 63) - 1])
 ROWS = 23
@@ -214,11 +214,43 @@ def test_the_ledger_goes_to_all_parts_without_kept_answers():
         (SPECS["keyed"], 1 << 13, "8192"),
         (TableSpec("w", life=RowLife(admit=dps.AdmitByCount(3, approximate=True)), shards=1), 2, "approximately"),
         (TableSpec("w", life=RowLife(expire=(dps.ExpireUnused(9),), remember=9), shards=1), 2, "remembers the keys"),
+        (TableSpec("w", shards=4, edges=(0, 1, 2, 3, 4096)), 8, "not equal, and each is divided into whole shards"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(spec, shards, text):
     with pytest.raises(InputError, match=text):
         resharded(spec, equal_edges(spec, shards), number=9)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shard", "text"),
+    [
+        (SPECS["keyed"], 2, "has shards 0 to 1; there is no 2"),
+        (SPECS["keyed"], -1, "there is no -1"),
+        (SPECS["keyed"], True, "there is no True"),
+        (TableSpec("w", rows=4, shards=4), 0, "shard 0 is one row, and cannot be divided"),
+        (TableSpec("w", shards=4096), 7, "shard 7 is one slot, of the 4096 in which keys lie"),
+        (SPECS["waiting"], 0, None),
+        (TableSpec("w", shards=2, life=RowLife(max_bytes=1 << 20)), 0, "max_bytes=1048576, of which each shard has an"),
+        (dataclasses.replace(SPECS["waiting"], shards=2), 0, "has admit=, of which each shard has an equal part"),
+        (dataclasses.replace(SPECS["dense"], fixed_shards=True), 1, "keeps its 3 shards"),
+    ],
+)
+def test_a_shard_that_cannot_be_divided_alone_is_refused(spec, shard, text):
+    if text is None:  # the halves of the only shard are equal
+        assert resharded(spec, halved_edges(spec, shard), number=9).shards == 2
+        return
+    with pytest.raises(InputError, match=text):
+        resharded(spec, halved_edges(spec, shard), number=9)
+
+
+def test_a_table_whose_shards_are_equal_has_no_edges_in_its_definition():
+    spec = TableSpec("w", shards=2)
+    one = resharded(spec, halved_edges(spec, 0), number=9)
+    assert one.to_dict()["edges"] == (0, 1024, 2048, 4096)
+    assert TableSpec.from_dict(one.to_dict()) == one
+    assert "edges" not in resharded(one, halved_edges(one, 2), number=10).to_dict()
+    assert "edges" not in merged(one, joined_edges(one, 0), number=10).to_dict()
 
 
 WRONG = {
@@ -255,6 +287,47 @@ def differences(program, ahead: int = 0) -> list[object]:
         except Exception as error:
             seen.append(error)
     return seen
+
+
+# ---- a shard that stays as it is, while another one is divided
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.shards > 1])
+@settings(max_examples=25, deadline=None)
+@given(program=programs(), then=programs())
+def test_a_shard_that_gets_another_number_is_as_one_whose_rows_were_copied(name, program, then):
+    spec = SPECS[name]
+    larger = resharded(spec, halved_edges(spec, 0), number=9)
+    olds = [make_shard(spec, 1) for _ in range(2)]
+    for step in program:
+        for old in olds:
+            apply(spec, old, 1, step)
+    olds[0].track_changes()
+    kept, copying = Renumbered(olds[0], larger), Division(olds[1], larger)
+    assert not kept.step(1)
+    while copying.step(64):
+        pass
+    (number, made), (_, expected) = *kept.finish().items(), *copying.finish().items()
+    kept.close()
+    copying.close()
+    assert (number, made.number, made.spec) == (2, 2, larger)
+    assert made.rows is olds[0].rows
+    assert made.changed is None
+    for step in then:
+        for shard in (made, expected):
+            apply(larger, shard, 2, (step[0], step[1], step[2] + 20, *step[3:]))
+    made.ledger = expected.ledger  # which keeps no answers
+    assert first_difference(made, expected) is None
+
+
+def test_a_shard_whose_rows_are_read_keeps_its_number_for_now():
+    spec = SPECS["keyed"]
+    old, larger = make_shard(spec, 1), resharded(spec, halved_edges(spec, 0), number=9)
+    old.pin()
+    with pytest.raises(MovedError, match="shard 1 of table 'w' are being read"):
+        Renumbered(old, larger).finish()
+    old.unpin()
+    assert Renumbered(old, larger).finish()[2].number == 2
 
 
 # ---- rows that change while they are read

@@ -45,6 +45,8 @@ def test_each_push_counts_once_while_tables_are_split_and_servers_are_killed() -
         wait_until(lambda: any(r.minimum >= 3 for r in ps.status().runs), 60)
         assert ps.split("w", 4).spec.shards == 4
         assert ps.split("rows").spec.shards == 6
+        assert ps.split("w", shard=2).spec.edges == (0, 1024, 2048, 2560, 3072, 4096)
+        assert ps.split("rows", shard=0).spec.edges == (0, 25, 50, 100, 150, 200, 250, 300)
         victim, killed = pids_of(ps)[0][0], threading.Event()
         threading.Timer(0.02, lambda: (os.kill(victim, signal.SIGKILL), killed.set())).start()
         assert ps.split("w", 16).spec.shards == 16
@@ -95,6 +97,16 @@ def test_what_lasts_of_a_table_that_was_split(tmp_path) -> None:
         assert (before[:10] != after[:10]).all()
         with pytest.raises(InputError, match="not 5"):
             ps.split(w, 5)
+        with pytest.raises(InputError, match="give one of them"):
+            ps.split(w, 8, shard=0)
+        ps.split(w, shard=3)
+        ps.checkpoint(str(tmp_path), incremental=True)
+        w.push(np.arange(100), np.ones(100))
+        ps.restore(str(tmp_path))
+        assert len(ps.status().tables["w"].chains) == 5
+        np.testing.assert_array_equal(w[np.arange(100)], after)
+        ps.restore(str(tmp_path), shards={"w": 2})
+        np.testing.assert_array_equal(w[np.arange(100)], after)
 
 
 @pytest.mark.leaks_ok("the handle of the table outlives the cluster")
@@ -134,6 +146,7 @@ def test_each_push_counts_once_while_tables_are_merged_and_a_server_is_killed() 
         wait_until(lambda: any(r.minimum >= 3 for r in ps.status().runs), 60)
         assert ps.merge("w").spec.shards == 8
         assert ps.merge("rows", 3).spec.shards == 3
+        assert ps.merge("w", shard=1).spec.edges == (0, 512, *range(1536, 4097, 512))
         victim = pids_of(ps)[0][0]
         threading.Timer(0.05, lambda: os.kill(victim, signal.SIGKILL)).start()
         assert ps.merge("w", 2).spec.shards == 2

@@ -23,6 +23,7 @@ refused requests again, with their keys grouped by the new shards. What holds, a
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -46,7 +47,7 @@ from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.table_edges import equal_edges, halved_edges, joined_edges, merged, resharded
 from dps.engine.wire.messages import Shards
-from dps.errors import MovedError, RequestTimeoutError, ServerGoneError
+from dps.errors import InputError, MovedError, RequestTimeoutError, ServerGoneError
 
 if TYPE_CHECKING:
     from dps.engine.state.recipes import Description
@@ -86,11 +87,7 @@ class ReshardingProcedures:
 
     def split(self, name: str, shards: int | None = None, shard: int | None = None) -> Procedure[Description]:
         """Cut a table into so many shards, by default twice as many; or divide one shard only. Its fields."""
-
-        def wanted(old: TableSpec) -> Edges:
-            return halved_edges(old, shard) if shards is None else equal_edges(old, shards)
-
-        return self._cut_anew(name, wanted, resharded)
+        return self._cut_anew(name, functools.partial(wanted_edges, shards, shard, halved_edges), resharded)
 
     def split_at(self, name: str, edges: Edges) -> Procedure[Description]:
         """Cut a table so that its shards have these edges, which are those that it has, and others. Its fields."""
@@ -103,11 +100,7 @@ class ReshardingProcedures:
 
         Shards may take so many seconds to move to the servers of those with which they are merged.
         """
-
-        def wanted(old: TableSpec) -> Edges:
-            return joined_edges(old, shard) if shards is None else equal_edges(old, shards)
-
-        return self._cut_anew(name, wanted, merged, seconds)
+        return self._cut_anew(name, functools.partial(wanted_edges, shards, shard, joined_edges), merged, seconds)
 
     def _cut_anew(
         self, name: str, edges: Callable[[TableSpec], Edges], define: Define, seconds: float = 0.0
@@ -244,6 +237,18 @@ class ReshardingProcedures:
             spec, {s.number for s, answer in zip(ready, answers, strict=True) if has_answered(answer)}
         )
         return {shard: set(of_servers) for shard, of_servers in versions.items()}
+
+
+def wanted_edges(
+    shards: int | None, shard: int | None, change: Callable[[TableSpec, int | None], Edges], table: TableSpec
+) -> Edges:
+    """The edges of so many equal shards, or those that a change of one shard makes of the table's."""
+    if shards is not None and shard is not None:
+        raise InputError(
+            f"table {table.name!r}: shards= says how many there are to be, shard= which one is divided or merged: give "
+            "one of them"
+        )
+    return change(table, shard) if shards is None else equal_edges(table, shards)
 
 
 def gathered(old: TableSpec, new: TableSpec) -> tuple[int, ...]:

@@ -82,7 +82,10 @@ cdef int64_t survey_keys(const int64_t *keys, int64_t count, ShardMap shard_map,
         return 2
     for i in range(shard_map.shards + 1):
         starts[i] = 0
-    shape = _survey_rows(keys, count, shard_map, starts) if shard_map.rows > 0 else _survey_hashes(keys, count, shard_map, starts)
+    if shard_map.rows > 0:
+        shape = _survey_rows(keys, count, shard_map, starts)
+    else:
+        shape = _survey_hashes(keys, count, shard_map, starts)
     for i in range(shard_map.shards):
         starts[i + 1] += starts[i]
     return shape

@@ -411,8 +411,8 @@ class ParameterServer:
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         life = life_of(expire, max_bytes, evict, admit, kept)
-        spec = dataclasses.replace(spec, partition=placed, life=life, fixed_shards=bool(fixed_shards))
-        spec = dataclasses.replace(spec, staleness=cast("int | None", staleness))
+        more = {"partition": placed, "life": life, "fixed_shards": bool(fixed_shards), "staleness": staleness}
+        spec = dataclasses.replace(spec, **cast(dict[str, Any], more))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
@@ -584,10 +584,6 @@ class ParameterServer:
 
     def _cut_anew(self, verb: str, table: TableLike, **fields: Any) -> Table:
         """Have a table cut into more shards, or fewer; its handle, and clients ask for the route again."""
-        if fields["shards"] is not None and fields["shard"] is not None:
-            raise InputError(
-                "shards= says how many a table is to have, shard= which one is divided or merged: give one"
-            )
         made = self._connection.call(verb, table=check_name("table", table_name(table)), **fields)
         self._connection.forget_routes()
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
@@ -631,8 +627,8 @@ class ParameterServer:
         []
         >>> cluster.close()
         """
-        seconds = config.seconds("request") if timeout is None else timeout
-        report = self._connection.call("rebalance", seconds=float(seconds))
+        seconds = float(config.seconds("request") if timeout is None else timeout)
+        report = self._connection.call("rebalance", seconds=seconds)
         self._connection.forget_routes()
         return msgspec.msgpack.decode(report, type=RebalanceReport)
 

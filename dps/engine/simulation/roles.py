@@ -446,17 +446,16 @@ class SimController:
 
     def split(self, table: str, shards: int | None, shard: int | None = None) -> TableSpec:
         """Cut a table into more shards."""
-        told = ToldResharding(self.resharding, self._network)
-        made = self.executor.run(told.split(table, shards, shard))
-        self.committed()
-        return TableSpec.from_dict(made)
+        return self._cut_anew(ToldResharding(self.resharding, self._network).split(table, shards, shard))
 
     def merge(self, table: str, shards: int | None, shard: int | None = None) -> TableSpec:
         """Cut a table into fewer shards."""
-        told = ToldResharding(self.resharding, self._network)
-        made = self.executor.run(told.merge(table, shards, shard))
+        return self._cut_anew(ToldResharding(self.resharding, self._network).merge(table, shards, shard))
+
+    def _cut_anew(self, procedure: Procedure[Description]) -> TableSpec:
+        made = TableSpec.from_dict(self.executor.run(procedure))
         self.committed()
-        return TableSpec.from_dict(made)
+        return made
 
     def drop_table(self, name: str) -> None:
         """Drop a table: clients see it no more, then the servers forget it."""
@@ -470,8 +469,7 @@ class SimController:
     def start_run(self, shares: list[list[int]], bound: int | None, reassign: bool, resume: bool, warm: int) -> int:
         collecting = [name for name, spec in self.membership.specs.items() if spec["aggregate"] is not None]
         restored = self.checkpoints.resumable(len(shares)) if resume else None
-        more = collecting, restored, shares, False, reassign, warm
-        run = self.runs.start(len(shares), bound, *more)
+        run = self.runs.start(len(shares), bound, collecting, restored, shares, False, reassign, warm)
         self.checkpoints.restored = None
         if collecting:
             self.settle(keep=False)

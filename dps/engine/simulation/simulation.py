@@ -608,7 +608,7 @@ class Simulation:
         if specs:
             spec, times = draw.choice(specs), draw.choice((1, 1, 2, 4))
             how = (None, draw.randrange(spec["shards"])) if times == 1 else (times * spec["shards"],)
-            controller.party.spawn(self._try, self._controller.split, spec["name"], *how)
+            controller.party.spawn(self._try, controller.split, spec["name"], *how)
 
     def _merge_one(self, draw: random.Random) -> None:
         """Cut a table into half or a quarter of its shards, or merge one with the next."""
@@ -616,9 +616,9 @@ class Simulation:
         specs = [spec for spec in controller.membership.specs.values() if spec["shards"] > 1]
         if specs:
             spec = draw.choice(specs)
-            one = times == 1 or spec.get("edges") or spec["shards"] % times
-            how = (None, draw.randrange(spec["shards"] - 1)) if one else (spec["shards"] // times,)
-            controller.party.spawn(self._try, self._controller.merge, spec["name"], *how)
+            whole = times > 1 and not spec.get("edges") and spec["shards"] % times == 0
+            how = (spec["shards"] // times,) if whole else (None, draw.randrange(spec["shards"] - 1))
+            controller.party.spawn(self._try, controller.merge, spec["name"], *how)
 
     def _change_loads(self, draw: random.Random) -> None:
         """Change the loads of shards, and even them out."""

@@ -380,8 +380,8 @@ cdef class Ledger:
         return rows[np.argsort(rows[:, 0])].take([0, 2, 3], axis=1)
 
     def to_arrays(self, bint answers=True) -> dict:
-        """The ledger as arrays; the kept answers only with `answers`. "apart" and "edges" are there only where an origin
-        is apart."""
+        """The ledger as arrays; the kept answers only with `answers`. "apart" and "edges" only where an
+        origin is apart."""
         kept = list(self._answers.items()) if answers else []
         return self._apart_to_array() | {
             "limits": np.array([self.answer_bytes, self.origins], np.int64),

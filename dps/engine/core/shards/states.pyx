@@ -262,7 +262,8 @@ cdef class TableState:
         TableCounters meter not None,
     ):
         self.replicas, self.meter = {}, meter
-        self.kind, self.dim, self.shard_map, self.rows, self.shards = dtype, dim, shard_map, shard_map.rows, shard_map.shards
+        self.kind, self.dim = dtype, dim
+        self.shard_map, self.rows, self.shards = shard_map, shard_map.rows, shard_map.shards
         self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits
         self.row_bytes = dim * bytes_of(dtype)
         self.row_start = row_start
