@@ -30,7 +30,6 @@ from dps.engine.coordination.rebalancing import (
     ShardLoad,
     TableLoad,
 )
-from dps.engine.core.shard_map import ShardMap
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.table_edges import halved_edges, resharded
 from dps.engine.telemetry.rebalance_report import RebalanceReport, RebalancingStatus, ReplacedShard, SplitTable
@@ -221,7 +220,7 @@ class RebalancingProcedures:
             if len(shards) == len(places):
                 edges = self._divisions(spec)
                 if edges:
-                    shards = with_hot_places(shards, TableSpec.from_dict(spec).shard_map, work.hot.get(spec["id"], {}))
+                    shards = with_hot_places(shards, TableSpec.from_dict(spec), work.hot.get(spec["id"], {}))
                 tables[name] = TableLoad(spec["copies"], list(places), shards, edges is not None, edges or ())
         return LoadSample(tables, {number: ServerUse(*use) for number, use in work.servers.items()})
 
@@ -259,16 +258,16 @@ def divisions(table: TableSpec) -> Sequence[int] | None:
     return None
 
 
-def with_hot_places(shards: Sequence[ShardLoad], shard_map: ShardMap, hot: Mapping[int, float]) -> list[ShardLoad]:
+def with_hot_places(shards: Sequence[ShardLoad], table: TableSpec, hot: Mapping[int, float]) -> list[ShardLoad]:
     """The loads of shards, with the places of the table's hottest keys, of which each takes so much of a core.
 
-    >>> with_hot_places([ShardLoad(0.4), ShardLoad(0.2)], ShardMap(8, 2), {5: 0.1})[1]
+    >>> with_hot_places([ShardLoad(0.4), ShardLoad(0.2)], TableSpec("w", rows=8, shards=2), {5: 0.1})[1]
     ShardLoad(busy=0.2, held=0.0, hottest=0.5, hot=[(5, 0.5)])
     """
-    places = shard_map.places(np.array(list(hot), np.int64)).tolist()
+    places = table.shard_map.places(np.array(list(hot), np.int64)).tolist()
     found = []
     for number, shard in enumerate(shards):
-        first, end = shard_map.edges[number : number + 2]
+        first, end = table.shard_map.edges[number : number + 2]
         pairs = zip(places, hot.values(), strict=True)
         own = [(place, min(1.0, busy / shard.busy)) for place, busy in pairs if first <= place < end and shard.busy > 0]
         found.append(shard._replace(hot=own, hottest=max((share for _, share in own), default=0.0)))

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dps import config
 from dps.engine.controller.resharding_procedures import GATHER_SECONDS
 from dps.engine.controller.session import Session
 from dps.engine.telemetry.run_history import encode_history
@@ -110,9 +111,10 @@ async def merge_table(
     return msgspec.msgpack.encode(await session.carry_out(session.resharding.merge(table, shards, shard, limit)))
 
 
-async def rebalance(session: Session, *, seconds: float) -> bytes:
-    """Even the measured load of the servers out, within so many seconds; a `RebalanceReport`, encoded."""
-    return msgspec.msgpack.encode(await session.carry_out(session.rebalancing.rebalance(float(seconds))))
+async def rebalance(session: Session, *, seconds: float | None) -> bytes:
+    """Even the load of the servers out, within so many seconds; a `RebalanceReport`, encoded."""
+    limit = config.seconds("request") if seconds is None else float(seconds)
+    return msgspec.msgpack.encode(await session.carry_out(session.rebalancing.rebalance(limit)))
 
 
 async def drop_table(session: Session, *, table: str) -> None:

@@ -411,8 +411,8 @@ class ParameterServer:
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         life = life_of(expire, max_bytes, evict, admit, kept)
-        more = {"partition": placed, "life": life, "fixed_shards": bool(fixed_shards), "staleness": staleness}
-        spec = dataclasses.replace(spec, **cast(dict[str, Any], more))
+        spec = dataclasses.replace(spec, partition=placed, life=life, fixed_shards=bool(fixed_shards))
+        spec = dataclasses.replace(spec, staleness=cast("int | None", staleness))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
@@ -627,8 +627,7 @@ class ParameterServer:
         []
         >>> cluster.close()
         """
-        seconds = float(config.seconds("request") if timeout is None else timeout)
-        report = self._connection.call("rebalance", seconds=seconds)
+        report = self._connection.call("rebalance", seconds=timeout)
         self._connection.forget_routes()
         return msgspec.msgpack.decode(report, type=RebalanceReport)
 

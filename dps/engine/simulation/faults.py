@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from dps import config
 from dps.engine.simulation.network import Network
@@ -13,7 +14,12 @@ from dps.engine.simulation.world import Party
 from dps.engine.wire.sockets import DEAD_PEER_SECONDS
 from dps.errors import InputError
 
-__all__ = ["KINDS", "Faults", "Mischief"]
+if TYPE_CHECKING:
+    from dps.engine.state.recipes import Description
+
+__all__ = ["KINDS", "Faults", "Mischief", "drawn_merge", "drawn_split"]
+
+MOST_SPLIT_SHARDS = 8  # a fault splits no table with more, because schedules are to stay short
 
 KINDS = (
     "breaks",
@@ -272,3 +278,25 @@ class Mischief:
         """Draw how long a fault lasts."""
         outage = self._faults.outage
         return min(self._draw.expovariate(1.0 / outage), 3 * outage) if outage else 0.0
+
+
+def drawn_split(draw: random.Random, specs: Iterable[Description]) -> tuple[str, int | None, int | None] | None:
+    """A table, how many shards it is to have, and which one is divided alone instead; None if no table has few."""
+    few = [spec for spec in specs if spec["shards"] <= MOST_SPLIT_SHARDS]
+    if not few:
+        return None
+    spec, times = draw.choice(few), draw.choice((1, 1, 2, 4))
+    shards = spec["shards"]
+    return (spec["name"], None, draw.randrange(shards)) if times == 1 else (spec["name"], times * shards, None)
+
+
+def drawn_merge(draw: random.Random, specs: Iterable[Description]) -> tuple[str, int | None, int | None] | None:
+    """A table, how many shards it is to have, and which one is merged with the next instead; None if each has one."""
+    some, times = [spec for spec in specs if spec["shards"] > 1], draw.choice((1, 1, 2, 4))
+    if not some:
+        return None
+    spec = draw.choice(some)
+    shards, is_even = spec["shards"], not spec.get("edges")
+    if times > 1 and is_even and shards % times == 0:
+        return spec["name"], shards // times, None
+    return spec["name"], None, draw.randrange(shards - 1)

@@ -20,7 +20,7 @@ from dps.engine.functions.definition import Function
 from dps.engine.simulation.channel import SimClient
 from dps.engine.simulation.disk import SimDisk
 from dps.engine.simulation.executor import Cancelled
-from dps.engine.simulation.faults import Faults, Mischief
+from dps.engine.simulation.faults import Faults, Mischief, drawn_merge, drawn_split
 from dps.engine.simulation.network import Network
 from dps.engine.simulation.observers import Observer
 from dps.engine.simulation.roles import SimController
@@ -44,7 +44,6 @@ __all__ = ["Simulation"]
 
 T = TypeVar("T")
 
-MOST_SPLIT_SHARDS = 8  # a fault splits no table with more, because schedules are to stay short
 MAX_DASK_NOTICE_SECONDS = 0.02  # until Dask's scheduler notices that a worker process has ended
 
 
@@ -603,27 +602,21 @@ class Simulation:
 
     def _split_one(self, draw: random.Random) -> None:
         """Cut a table into twice or four times as many shards, or one shard in two."""
-        controller = self._controller
-        specs = [spec for spec in controller.membership.specs.values() if spec["shards"] <= MOST_SPLIT_SHARDS]
-        if specs:
-            spec, times = draw.choice(specs), draw.choice((1, 1, 2, 4))
-            how = (None, draw.randrange(spec["shards"])) if times == 1 else (times * spec["shards"],)
-            controller.party.spawn(self._try, controller.split, spec["name"], *how)
+        self._try_to(self._controller.split, drawn_split(draw, self._controller.membership.specs.values()))
 
     def _merge_one(self, draw: random.Random) -> None:
         """Cut a table into half or a quarter of its shards, or merge one with the next."""
-        controller, times = self._controller, draw.choice((1, 1, 2, 4))
-        specs = [spec for spec in controller.membership.specs.values() if spec["shards"] > 1]
-        if specs:
-            spec = draw.choice(specs)
-            whole = times > 1 and not spec.get("edges") and spec["shards"] % times == 0
-            how = (spec["shards"] // times,) if whole else (None, draw.randrange(spec["shards"] - 1))
-            controller.party.spawn(self._try, controller.merge, spec["name"], *how)
+        self._try_to(self._controller.merge, drawn_merge(draw, self._controller.membership.specs.values()))
 
     def _change_loads(self, draw: random.Random) -> None:
         """Change the loads of shards, and even them out."""
         self.change_loads(draw.getrandbits(32))
-        self._controller.party.spawn(self._try, self.rebalance)
+        self._try_to(self.rebalance, ())
+
+    def _try_to(self, change: Callable[..., object], how: tuple[object, ...] | None) -> None:
+        """Change something in a party of its own, unless there is nothing to change."""
+        if how is not None:
+            self._controller.party.spawn(self._try, change, *how)
 
     @staticmethod
     def _try(change: Callable[..., object], *args: object) -> None:
