@@ -249,7 +249,7 @@ class Bench:
         keys = np.arange(SPACE, SPACE + 200)
         client.session.fetch_route()
         led = {n for owner, a, b in client.session._tables[TABLE].runs if owner == victim for n in range(a, b)}
-        starts = group(keys, ShardMap(0, client.session._tables[TABLE].spec.shards), TABLE)
+        starts = group(keys, client.session._tables[TABLE].spec.shard_map, TABLE)
         inside = np.concatenate([starts.keys[starts.starts[n] : starts.starts[n + 1]] for n in sorted(led)])
         return np.sort(inside)
 

@@ -279,7 +279,7 @@ def test_kernels_of_the_floor_do_the_work(order):
     plan = exchange.Plan(spec, 1000, (wanted,), 1, 1, 0.0)
     keys = exchange.pick(plan, wanted)
     assert len(np.unique(keys)) == 200
-    grouped = exchange.group(keys, 0, 4).keys
+    grouped = exchange.group(keys, spec.shard_map).keys
     before, after = np.zeros((200, 3), np.float32), np.zeros((200, 3), np.float32)
     local.pull(grouped, before)()
     exchange.kernel_call(local, exchange.Wanted("case", "push", 200, order), keys, 200)()

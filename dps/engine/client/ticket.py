@@ -60,8 +60,9 @@ class Certificate:
     shards : dict
         Shard -> origin -> (clock, number).
     edges : tuple of int
-        Where the shards of the table began then, and the end (:mod:`dps.engine.core.shard_map`), because shards may be
-        split. Shards that were merged shortly before count as several, where these have different ops.
+        Where the shards of the table began then, and the end, because shards may be split: rows of a dense table, slots
+        of hashes of a keyed one. Shards that were merged shortly before count as several, where these have different
+        ops.
 
     Examples
     --------

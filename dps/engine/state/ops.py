@@ -202,8 +202,8 @@ class TableSpec:
     fixed_shards : bool
         It is not split, because a program lays rows out by its shards.
     edges : tuple of int
-        Where shards begin that are not equal, because one of them was split alone, and the end: rows of a dense table,
-        slots of a keyed one (:mod:`dps.engine.core.shard_map`). Empty: all shards are equal.
+        Where shards begin that are not equal, because one of them was split alone, and the end: rows of a dense table;
+        of a keyed one slots, which are the first 12 bits of hashes. Empty: all shards are equal.
     staleness : int or None
         How stale a trainer's reads of this table may be, where that is less than its run allows; None, or math.inf: as
         its run allows.
