@@ -39,9 +39,17 @@ def filled(ps: dps.ParameterServer, keys: int, **options: Any) -> dps.Table:
     return table
 
 
+ACTS: dict[str, Callable[[dps.ParameterServer, dps.Table], dps.Table]] = {
+    "all shards split, into 4": lambda ps, table: ps.split(table, 4),
+    "one of 4 shards divided": lambda ps, table: ps.split(table, shard=0),
+    "its halves merged": lambda ps, table: ps.merge(table, shard=0),
+    "all shards merged, into 1": lambda ps, table: ps.merge(table, 1),
+}
+
+
 def pauses(report: Report, ps: dps.ParameterServer, kind: str, rows: int, rounds: int) -> None:
     """How long a table on one server waits while it is split, and merged again, for each gigabyte."""
-    took: dict[str, list[float]] = {"split into 4": [], "merged into 1": []}
+    took: dict[str, list[float]] = {act: [] for act in ACTS}
     longest: dict[str, list[float]] = {act: [] for act in took}
     alone = []
     for _ in range(rounds):
@@ -52,10 +60,10 @@ def pauses(report: Report, ps: dps.ParameterServer, kind: str, rows: int, rounds
             trainer.begin()
             trainer.end()  # so that its process has started
             trainer.begin()
-            for act in took:
+            for act, change in ACTS.items():
                 time.sleep(SECONDS)
                 began = time.monotonic()
-                table = ps.split(table, 4) if act.startswith("split") else ps.merge(table, 1)
+                table = change(ps, table)
                 spans[act] = began, time.monotonic()
             time.sleep(SECONDS)
             pushes = trainer.end()
@@ -68,8 +76,7 @@ def pauses(report: Report, ps: dps.ParameterServer, kind: str, rows: int, rounds
         alone.append(pushes.longest(ended + 0.2, ended + SECONDS))
     nbytes = rows * DIM * 4
     for act, seconds in took.items():
-        report.duration(f"{kind}, {nbytes / 1e6:,.0f} MB on one server: {act} shards", statistics.median(seconds))
-        report.add("... of rows", nbytes / 1e9 / statistics.median(seconds), "GB/s")
+        report.duration(f"{kind}, {nbytes / 1e6:,.0f} MB on one server: {act}", statistics.median(seconds))
         report.add("... the longest push", 1e3 * max(longest[act]), "ms", "without", 1e3 * max(alone))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -15,11 +16,13 @@ import dps
 from dps.engine.server import memory
 from dps.engine.server.forgetting import Forgetting
 from dps.engine.server.memory import Need, ServerMemory
+from dps.engine.server.replicas import Replica
 from dps.engine.state import memory as rules
 from dps.engine.state.life import life_of
 from dps.engine.state.memory import bytes_of_memory, first_bytes, growth, held_bytes, missing
 from dps.engine.state.ops import ADD, NO_CLOCK, Op, TableSpec
 from dps.engine.state.partition import group
+from dps.engine.state.resharding import Renumbered
 from dps.engine.state.shard import KeyedShard, make_shard
 from dps.engine.state.transfer import digest
 from dps.engine.wire import frames
@@ -63,6 +66,19 @@ def contents(server: LoneServer) -> list[str]:
 
 def shards_of(server: LoneServer, spec: TableSpec) -> list[KeyedShard]:
     return [replica.shard for _, replica in sorted(server.role.tables[spec.id].replicas.items())]
+
+
+def test_rows_that_two_shards_have_count_once() -> None:
+    """A shard that gets another number, because another one of its table was divided, is there twice for a moment."""
+    server, keys = bounded([SUMS, ROWS], plain=True), np.arange(500)
+    server.take(push(ROWS, keys))
+    before = server.role.memory.measure()
+    made = dataclasses.replace(ROWS, id=9)
+    shards = [Renumbered(shard, made).finish() for shard in shards_of(server, ROWS)]
+    server.role.take_table(made, [Replica(made, n, shard) for each in shards for n, shard in each.items()])
+    assert server.role.memory.measure() == before > 500 * 8
+    server.role.drop(ROWS.id)
+    assert server.role.memory.measure() == before
 
 
 def check(seed: int, plain: bool) -> None:

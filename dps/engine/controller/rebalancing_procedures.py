@@ -31,6 +31,7 @@ from dps.engine.coordination.rebalancing import (
     TableLoad,
 )
 from dps.engine.state.ops import TableSpec
+from dps.engine.state.partitioning import FunctionPartition
 from dps.engine.state.table_edges import halved_edges, resharded
 from dps.engine.telemetry.rebalance_report import RebalanceReport, RebalancingStatus, ReplacedShard, SplitTable
 from dps.engine.telemetry.shard_work import MeasuredWork
@@ -261,9 +262,13 @@ def divisions(table: TableSpec) -> Sequence[int] | None:
 def with_hot_places(shards: Sequence[ShardLoad], table: TableSpec, hot: Mapping[int, float]) -> list[ShardLoad]:
     """The loads of shards, with the places of the table's hottest keys, of which each takes so much of a core.
 
+    The places of a table with a function as its partition are not known, because only clients and servers call it.
+
     >>> with_hot_places([ShardLoad(0.4), ShardLoad(0.2)], TableSpec("w", rows=8, shards=2), {5: 0.1})[1]
     ShardLoad(busy=0.2, held=0.0, hottest=0.5, hot=[(5, 0.5)])
     """
+    if isinstance(table.partition, FunctionPartition):
+        return list(shards)
     places = table.shard_map.places(np.array(list(hot), np.int64)).tolist()
     found = []
     for number, shard in enumerate(shards):

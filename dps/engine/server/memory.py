@@ -87,12 +87,10 @@ class ServerMemory:
         return self.used, self.limit
 
     def measure(self) -> int:
-        """Bytes that all tables take."""
-        self.used = sum(
-            held_bytes(replica.shard) if isinstance(replica.shard, Shard) else replica.shard.nbytes
-            for table in self._tables.values()
-            for replica in table.replicas.values()
-        )
+        """Bytes that all tables take. Rows that two shards have count once (`Renumbered` of `state/resharding.py`)."""
+        shards = [replica.shard for table in self._tables.values() for replica in table.replicas.values()]
+        own = {id(shard.rows): held_bytes(shard) for shard in shards if isinstance(shard, Shard)}
+        self.used = sum(own.values()) + sum(shard.nbytes for shard in shards if not isinstance(shard, Shard))
         return self.used
 
     def tick(self) -> None:
