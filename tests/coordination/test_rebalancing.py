@@ -203,6 +203,15 @@ def test_a_shard_of_which_one_key_has_most_is_not_divided():
     assert not rebalancing.RebalancingRule().propose(sample_of([0.0, 0.0, 0.8, 0.0], [(2100, 0.95)])).acts
 
 
+def test_a_hot_key_whose_place_is_not_known_may_lie_in_any_part():
+    sample = sample_of([0.0, 0.0, 0.8, 0.0])
+    table = sample.tables["w"]
+    shards = [*table.shards[:2], table.shards[2]._replace(hottest=0.9), table.shards[3]]
+    assert rebalancing.RebalancingRule().propose(sample).acts
+    sample = sample._replace(tables={"w": table._replace(shards=shards)})
+    assert not rebalancing.RebalancingRule().propose(sample).acts
+
+
 def test_the_edges_of_the_other_shards_stay():
     edges = (0, 100, 2048, 3000, 4096)
     decision = rebalancing.RebalancingRule().propose(sample_of([0.05, 0.05, 0.8, 0.05], edges=edges))
@@ -414,7 +423,8 @@ WRONG = [
     ("_splits", "sample.tables[name].divisible", "True"),
     ("_splits", "if len(split.of) <= limit", "if True"),
     ("_split_table", "shard.hottest * (n == 0) + ", ""),
-    ("_split_shard", "part_loads(edges, table.shards[shard].hot)", "part_loads(edges, ())"),
+    ("_split_shard", "part_loads(edges, load.hot)", "part_loads(edges, ())"),
+    ("_split_shard", "0.0 if load.hot else load.hottest", "0.0"),
     ("_split_shard", "*[1.0] * len(before), *some", "*some, *[1.0] * len(before)"),
     ("_split_shard", "sorted({*table.edges, *edges})", "edges"),
     ("_splits", "if table.edges else", "if False else"),

@@ -19,7 +19,7 @@ from distributed import Client
 from servers import wait_until
 
 import dps
-from dps.errors import RequestTimeoutError
+from dps.errors import InputError, RequestTimeoutError
 
 __all__ = ["LONG", "SECONDS", "SEED", "SERVERS", "SHORT", "TRAINERS", "Chaos", "chains", "is_whole", "pid_of", "ready"]
 __all__ += ["steps_amid_chaos"]
@@ -52,7 +52,7 @@ def pid_of(client, worker):
 
 
 def can_be_merged(spec):
-    return not (spec["shards"] % 2 or spec["aggregate"] or spec.keys() & {"fixed_shards", "life"})
+    return not (spec["shards"] == 1 or spec["aggregate"] or spec.keys() & {"fixed_shards", "life"})
 
 
 KINDS = ("kill", "stop", "scale", "split", "merge", "rebalance", "trainer")
@@ -129,7 +129,11 @@ class Chaos(threading.Thread):
         if not names:
             self.scale()
             return
-        self._perhaps_killing(lambda: self.ps.split(self.random.choice(names)), 0.1)
+        name = self.random.choice(names)
+        spec = next(spec for spec in tables if spec["name"] == name)
+        alone = "life" not in spec and self.random.random() < 0.5
+        shard = self.random.randrange(spec["shards"]) if alone else None
+        self._perhaps_killing(lambda: self.ps.split(name, shard=shard), 0.1)
 
     def merge(self):
         """Cut a table into fewer shards; at half of the times, kill servers meanwhile."""
@@ -137,7 +141,11 @@ class Chaos(threading.Thread):
         if not names:
             self.split()
             return
-        self._perhaps_killing(lambda: self.ps.merge(self.random.choice(names), timeout=30.0), 2.0)
+        name = self.random.choice(names)
+        spec = next(table.spec for table in chains(self.ps)[1] if table.spec["name"] == name)
+        alone = spec.get("edges") or spec["shards"] % 2 or self.random.random() < 0.5
+        shard = self.random.randrange(spec["shards"] - 1) if alone else None
+        self._perhaps_killing(lambda: self.ps.merge(name, shard=shard, timeout=30.0), 2.0)
 
     def rebalance(self):
         """Even out what servers have worked; at half of the times, kill servers meanwhile."""
@@ -145,7 +153,8 @@ class Chaos(threading.Thread):
 
     def _perhaps_killing(self, call, seconds):
         def run():
-            with contextlib.suppress(RequestTimeoutError):  # servers fail again and again
+            # Servers fail again and again; or the table has other shards by now, because of its load.
+            with contextlib.suppress(RequestTimeoutError, InputError):
                 call()
 
         calling = threading.Thread(target=run, name="calling")

@@ -16,7 +16,8 @@ from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica
 from dps.engine.server.resharding import ReplicaGroup, Reshardings
 from dps.engine.state.life import life_of
-from dps.engine.state.ops import ADD, Op, TableSpec
+from dps.engine.state.op_views import DeleteOp
+from dps.engine.state.ops import ADD, NO_CLOCK, Op, TableSpec
 from dps.engine.state.partition import group
 from dps.engine.state.shard import make_shard
 from dps.engine.state.table_edges import equal_edges, halved_edges, merged, resharded
@@ -138,6 +139,28 @@ def test_a_shard_that_stays_is_not_copied(owner):
     assert made[2].spec == made[2].shard.spec == spec
     assert owner.values() == {key: 1 + 100 * (key == KEY) for key in range(ROWS)}
     assert begun.versions == [(0, 1), (1, 2)]
+
+
+def test_rows_that_are_to_be_freed_are_gone_before_a_shard_gets_another_number(owner):
+    shard = owner.replicas[1].shard
+    shard.pin()
+    shard.apply(DeleteOp(OF_SHARD[1][:200], 0, 200, NO_CLOCK, 1).op())
+    shard.unpin()
+    assert shard.vacancies == 200
+    begun = Reshardings(owner).of(1, resharded(OLD, halved_edges(OLD, 0), number=2), [0, 1])
+    turns(begun.copy_ahead)
+    owner.rest()
+    turns(begun.turn)
+    shard.tidy()
+    assert {r.number: r for r in owner.made[0][1]}[2].shard.rows is shard.rows
+    assert owner.values() == dict.fromkeys(np.setdiff1d(np.arange(ROWS), OF_SHARD[1][:200]).tolist(), 1)
+
+
+def test_a_table_that_was_dropped_is_not_cut_anew(owner):
+    begun = Reshardings(owner).of(1, merged(OLD, equal_edges(OLD, 1), 2), [0, 1])
+    del owner.tables[1]
+    with pytest.raises(MovedError, match="server 3 does not have table 'w', number 1"):
+        begun.name([0, 1])
 
 
 def test_sums_of_an_open_clock_are_copied_with_the_shard_that_stays():

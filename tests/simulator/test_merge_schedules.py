@@ -15,7 +15,7 @@ from dps.engine.controller.freezes import Freezes
 from dps.engine.controller.resharding_procedures import ReshardingProcedures
 from dps.engine.server import requests as server_requests
 from dps.engine.state import ledger_parts
-from dps.errors import InputError, RequestTimeoutError, StoppedError, UnknownTableError
+from dps.errors import InputError, MovedError, RequestTimeoutError, StoppedError, UnknownTableError
 from dps.testing import Faults, Simulation
 
 SCHEDULES = 240
@@ -209,6 +209,16 @@ def test_a_dead_server_does_not_stop_a_merge(sim):
     assert sim.merge("w").shards == 4
     sim.rest()
     assert client.pull("w", np.arange(100)).tolist() == [1] * 100
+
+
+def test_a_table_in_the_place_of_one_whose_shards_come_together_is_spread(sim):
+    sim.table("w", dtype="int64", shards=4)
+    membership = sim._controller.membership
+    assert membership.gathering.begin("w", (0, 0, 2, 2), 99)
+    membership.publish_tables([(membership.specs["w"], membership.places["w"])])
+    assert membership.gathering.tables == {}
+    with pytest.raises(MovedError, match="table 'w' was split or merged meanwhile"):
+        membership.gathering.begin("w", (0, 0), 99)
 
 
 def test_what_cannot_be_merged_is_refused(sim):

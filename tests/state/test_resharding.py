@@ -326,8 +326,17 @@ def test_a_shard_whose_rows_are_read_keeps_its_number_for_now():
     old.pin()
     with pytest.raises(MovedError, match="shard 1 of table 'w' are being read"):
         Renumbered(old, larger).finish()
+    apply(spec, old, 1, ("push", 1, 1, 1, np.arange(30), 1))
+    apply(spec, old, 1, ("delete", 1, 2, 1, np.arange(9), 1))
+    kept = of_shard(spec, 1, KEYS[9:30]).tolist()
+    with pytest.raises(MovedError, match="are being read"):
+        Renumbered(old, larger).finish()
+    assert old.vacancies > 0
     old.unpin()
-    assert Renumbered(old, larger).finish()[2].number == 2
+    made = Renumbered(old, larger).finish()[2]
+    old.tidy()
+    assert sorted(made.keys().tolist()) == kept
+    assert made.deleted is not old.deleted
 
 
 # ---- rows that change while they are read

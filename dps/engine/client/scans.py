@@ -165,6 +165,8 @@ class Scans:
             readable(session, table)
         waiting = collections.deque(Asked(n, BEGIN, None) for n in (scan.shards if shard is None else [shard]))
         if shard is not None and shard_map is not None:
+            if not 0 <= shard < shard_map.shards:
+                raise InputError(f"table {table!r} has {shard_map.shards} shards; there is no {shard}")
             waiting = parts_of(waiting, shard_map, scan.spec.shard_map)
         while waiting:
             asked = waiting.popleft()

@@ -415,7 +415,8 @@ def checked_shards(shards: Mapping[str, int], checkpoint: Checkpoint, tables: It
         if saved.life.asks and not wanted.shard_map.refines(saved.shard_map):
             raise InputError(
                 f"table {table!r} was saved in {saved.shards} shards, each of which counts the ages of its rows by "
-                f"itself: restore it with as many or more, not with {count}"
+                f"itself: restore it with these (leave shards= out), or with more, each of which lies in one of them, "
+                f"not with {count}"
             )
     return shards
 

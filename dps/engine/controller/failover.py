@@ -245,6 +245,7 @@ class Membership:
         self.places = {**self.places, **{spec["name"]: places for spec, places in made}}
         for spec, _ in made:
             self.ancestors.pop(spec["name"], None)
+            self.gathering.end(spec["name"])
             self.weights.pop(spec["name"], None)  # a restored table may have another number of shards
         self.publish()
 

@@ -11,6 +11,7 @@ replicas and none is moving, no table is being made or frozen, and no checkpoint
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,6 +111,7 @@ class RebalancingProcedures:
         self._reports, self._servers, self._resharding = reports, servers, resharding
         self._busy, self._acting = busy, acting
         self._rest = PlacementRest(membership, reports.now)
+        self._known: dict[int, TableSpec] = {}
         self._divisible: dict[int, Sequence[int] | None] = {}  # number of a table -> see `_divisions`
 
     def status(self) -> RebalancingStatus:
@@ -193,7 +195,8 @@ class RebalancingProcedures:
             except DPSError as error:
                 failed = f"rebalancing: table {decision.table!r} was not split: {error}"
                 yield InEndpoint(self.membership.note, (failed,))
-                self._divisible[number] = None  # because the next decision would propose the same split again
+                if self.membership.specs.get(decision.table, {}).get("id") == number:
+                    self._divisible[number] = None  # because the next decision would propose the same split again
                 raise
             self.splits += 1
         chains: dict[str, list[tuple[int, ...]]] = yield InEndpoint(self._chains)
@@ -221,7 +224,7 @@ class RebalancingProcedures:
             if len(shards) == len(places):
                 edges = self._divisions(spec)
                 if edges:
-                    shards = with_hot_places(shards, TableSpec.from_dict(spec), work.hot.get(spec["id"], {}))
+                    shards = placed_loads(shards, places, self._table(spec), work.hot.get(spec["id"], ()))
                 tables[name] = TableLoad(spec["copies"], list(places), shards, edges is not None, edges or ())
         return LoadSample(tables, {number: ServerUse(*use) for number, use in work.servers.items()})
 
@@ -234,9 +237,17 @@ class RebalancingProcedures:
         if number not in self._divisible:
             known = {each["id"] for each in self.membership.specs.values()}
             self._divisible = {table: value for table, value in self._divisible.items() if table in known}
-            table = TableSpec.from_dict(spec)
+            table = self._table(spec)
             self._divisible[number] = None if table.life.max_bytes else divisions(table)
         return self._divisible[number]
+
+    def _table(self, spec: Description) -> TableSpec:
+        """The table with these fields; kept, because the load of each table is looked at each second."""
+        if spec["id"] not in self._known:
+            known = {each["id"] for each in self.membership.specs.values()}
+            self._known = {number: table for number, table in self._known.items() if number in known}
+            self._known[spec["id"]] = TableSpec.from_dict(spec)
+        return self._known[spec["id"]]
 
     def _chains(self) -> dict[str, list[tuple[int, ...]]]:
         return {name: [place.chain for place in places] for name, places in self.membership.places.items()}
@@ -259,23 +270,38 @@ def divisions(table: TableSpec) -> Sequence[int] | None:
     return None
 
 
-def with_hot_places(shards: Sequence[ShardLoad], table: TableSpec, hot: Mapping[int, float]) -> list[ShardLoad]:
-    """The loads of shards, with the places of the table's hottest keys, of which each takes so much of a core.
+def placed_loads(
+    shards: Sequence[ShardLoad], places: Sequence[Place], table: TableSpec, hot: Iterable[tuple[int, int, float]]
+) -> list[ShardLoad]:
+    """The loads of shards, with the places of the table's hottest keys: (server, key, part of a core).
 
-    The places of a table with a function as its partition are not known, because only clients and servers call it.
+    A key counts if its server leads the shard in which its place lies, because a server that has given a shard away
+    remembers the keys. The places of a table with a function as its partition are not known, because only clients and
+    servers call it. Of shards that are not equal, each has the bytes of its part of the places.
 
-    >>> with_hot_places([ShardLoad(0.4), ShardLoad(0.2)], TableSpec("w", rows=8, shards=2), {5: 0.1})[1]
+    >>> loads, places = [ShardLoad(0.4), ShardLoad(0.2)], [Place((0,)), Place((1,))]
+    >>> placed_loads(loads, places, TableSpec("w", rows=8, shards=2), [(1, 5, 0.1), (0, 6, 0.3)])[1]
     ShardLoad(busy=0.2, held=0.0, hottest=0.5, hot=[(5, 0.5)])
     """
+    edges, total = table.shard_map.edges, sum(shard.held for shard in shards)
+    found = list(shards)
+    if not table.shard_map.is_even:
+        widths = [end - first for first, end in itertools.pairwise(edges)]
+        found = [shard._replace(held=total * x / edges[-1]) for shard, x in zip(found, widths, strict=True)]
     if isinstance(table.partition, FunctionPartition):
-        return list(shards)
-    places = table.shard_map.places(np.array(list(hot), np.int64)).tolist()
-    found = []
-    for number, shard in enumerate(shards):
-        first, end = table.shard_map.edges[number : number + 2]
-        pairs = zip(places, hot.values(), strict=True)
-        own = [(place, min(1.0, busy / shard.busy)) for place, busy in pairs if first <= place < end and shard.busy > 0]
-        found.append(shard._replace(hot=own, hottest=max((share for _, share in own), default=0.0)))
+        return found
+    listed = list(hot)
+    at = table.shard_map.places(np.array([key for _, key, _ in listed], np.int64)).tolist()
+    own: list[list[tuple[int, float]]] = [[] for _ in found]
+    for place, (server, _, busy) in zip(at, listed, strict=True):
+        number = table.shard_map.within(place, place + 1)[0]
+        if places[number].chain[:1] == (server,) and found[number].busy > 0:
+            own[number].append((place, busy / found[number].busy))
+    for number, pairs in enumerate(own):
+        most = max(1.0, sum(share for _, share in pairs))
+        shares = [(place, share / most) for place, share in pairs]
+        hottest = max((share for _, share in shares), default=0.0)
+        found[number] = found[number]._replace(hot=shares, hottest=hottest)
     return found
 
 

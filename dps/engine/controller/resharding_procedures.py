@@ -109,14 +109,23 @@ class ReshardingProcedures:
 
         The locks are free between two tries, because a server that missed a call makes up for it under one of them.
         """
-        wanted, until = None, None
+        wanted, until, before = None, None, None
         while True:
             old = self._tables.known(name)
             spec = TableSpec.from_dict(old)
             wanted = tuple(edges(spec)) if wanted is None else wanted
+            before = spec.shards if before is None else before
             if wanted == spec.shard_map.edges:  # the call was repeated, because its answer was lost, or another did it
                 return old
-            made = define(spec, wanted, self._tables.new_id())
+            try:
+                made = define(spec, wanted, self._tables.new_id())
+            except InputError as error:
+                if spec.shards == before:
+                    raise
+                raise InputError(
+                    f"table {name!r} was cut into {spec.shards} shards meanwhile, by another call or because of its "
+                    f"load; it had {before}: {error}"
+                ) from error
             fields = {**old, "id": made.id, "shards": made.shards, "edges": made.edges}
             try:
                 if made.shards < spec.shards:

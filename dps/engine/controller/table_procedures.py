@@ -70,7 +70,8 @@ class TableProcedures:
     def _add(self, fields: Description, exist_ok: bool, free: Iterable[str]) -> Procedure[Description]:
         if fields["name"] in self.membership.specs:
             there = self.membership.specs[fields["name"]]
-            if fields["name"] in self.membership.ancestors:  # it was split or merged since, perhaps by itself
+            # It was split or merged since, perhaps by itself; or it was restored as it had been split.
+            if fields["name"] in self.membership.ancestors or there.get("edges"):
                 free = {*free, "shards", "edges"}
             check_same_table(self.membership.session, there, fields, exist_ok, free)
             return there

@@ -58,7 +58,7 @@ MOVE_SAMPLES, SPLIT_SAMPLES = 5, 7
 PAUSE_SECONDS, MAX_PAUSE_SECONDS, CALM_PAUSES = 10.0, 600.0, 6
 # Where nothing promises enough, the rule looks again after this time, which doubles, because a look simulates moves.
 REFUSAL_SECONDS = 2.0
-SPLITS = (2, 4, 8)  # A table is cut into so many times as many shards at once.
+SPLITS = (2, 4, 8)  # A shard is divided into so many parts at once; or all shards of its table are.
 # Nothing is split unasked if a server has more bytes of it, because it has them twice until it is split.
 MOST_SPLIT_BYTES = 2 << 30
 # The rule splits no table into more shards than these allow, because each shard costs memory and messages.
@@ -489,10 +489,14 @@ def _split_shard(name: str, table: TableLoad, shard: int, parts: int) -> _Split:
     first, end = table.edges[shard : shard + 2]
     edges = balanced_edges(first, end, table.shards[shard].hot, parts)
     before, behind = range(shard), range(shard + 1, len(table.shards))
-    held, loads = part_loads(edges, ()), part_loads(edges, table.shards[shard].hot)
+    load = table.shards[shard]
+    held, even = part_loads(edges, ()), part_loads(edges, load.hot)
+    # Where places of hot keys are not known, one of the parts, no matter which, has the hottest key.
+    apart = 0.0 if load.hot else load.hottest
+    expected = [apart * (n == 0) + (1 - apart) * part for n, part in enumerate(even)]
     of = [*before, *[shard] * len(held), *behind]
-    held, loads = ([*[1.0] * len(before), *some, *[1.0] * len(behind)] for some in (held, loads))
-    return _Split(name, of, held, loads, loads, tuple(sorted({*table.edges, *edges})))
+    held, even, expected = ([*[1.0] * len(before), *some, *[1.0] * len(behind)] for some in (held, even, expected))
+    return _Split(name, of, held, even, expected, tuple(sorted({*table.edges, *edges})))
 
 
 def _fills_unevenly(sample: LoadSample, decision: RebalancingDecision) -> bool:

@@ -490,8 +490,8 @@ class ParameterServer:
         ----------
         table : str or Table
         shards : int, optional
-            2, 4, 8, ... times as many as there are, up to 4096, of equal size; by default each shard is halved. If the
-            table has so many already, nothing happens.
+            2, 4, 8, ... times as many as there are, of a dense table any multiple, up to 4096, of equal size; by
+            default each shard is halved. If the table has so many already, nothing happens.
         shard : int, optional
             The number of one shard that is halved alone: a range of rows of a dense table, of the 4,096 slots of hashes
             of a keyed one. The shards behind it get the next numbers.
@@ -506,8 +506,8 @@ class ParameterServer:
         InputError
             The number is none of these; or the table counts pushes approximately (``admit=``), remembers keys
             (``remember=``) or was made with ``fixed_shards=True``, as that of a vector is: it cannot be divided. One
-            shard alone cannot be divided of tables with ``max_bytes=`` or ``admit=``, because each of their shards has
-            an equal part of what they may take.
+            shard alone cannot be divided of tables with ``max_bytes=`` or ``admit=AdmitByCount(...)``, because each of
+            their shards has an equal part of what they may take.
         LimitError
             The servers have no memory for it (``dps.memory``).
         RequestTimeoutError
@@ -595,9 +595,8 @@ class ParameterServer:
         works more than 1.25 times the mean, so few shards move as even that out; where one shard is too large a part of
         it, it is divided (:meth:`split`) where its parts have equal loads, and the parts move; of a table whose shards
         have to be equal, all are. Training goes on meanwhile. Tables that cannot be split, or have a budget
-        (``max_bytes=``), only move. The parameter server does the same by itself, when an
-        imbalance lasts, unless the setting ``dps.rebalancing`` is false; it splits no table unasked of which a server
-        has more than 256 MiB.
+        (``max_bytes=``), only move. The parameter server does the same by itself, when an imbalance lasts, unless the
+        setting ``dps.rebalancing`` is false; it divides nothing unasked of which a server has more than 2 GiB.
 
         Parameters
         ----------

@@ -27,7 +27,7 @@ from dps.engine.server.tables import ServerTable
 from dps.engine.state.memory import held_bytes
 from dps.engine.state.merging import Merger
 from dps.engine.state.ops import TableSpec
-from dps.engine.state.resharding import Division, Renumbered
+from dps.engine.state.resharding import Division, Renumbered, is_settled
 from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.wire.protocols import RoleEndpoint
 from dps.errors import LimitError, MovedError
@@ -103,7 +103,8 @@ def copying_of(
     """What makes shards of a table of these: it divides one, merges several, or gives one another number."""
     if len(shards) > 1:
         return Merger(shards, spec)
-    return Renumbered(shards[0], spec) if stays(shards[0], spec) else Division(shards[0], spec, directory)
+    keeps = stays(shards[0], spec) and (is_settled(shards[0]) or shards[0].is_untidy)
+    return Renumbered(shards[0], spec) if keeps else Division(shards[0], spec, directory)
 
 
 def stays(shard: DenseShard | KeyedShard, spec: TableSpec) -> bool:
@@ -139,7 +140,9 @@ class Resharding:
     def name(self, shards: Sequence[int]) -> None:
         """Say which shards are to be used, because this server may have others than when the copying began."""
         table = self._owner.tables.get(self.table)
-        old, new = self.spec.shard_map if table is None else table.shard_map, self.spec.shard_map
+        if table is None:
+            raise MovedError(f"server {self._owner.number} does not have table {self.spec.name!r}, number {self.table}")
+        old, new = table.shard_map, self.spec.shard_map
         found: dict[int, list[int]] = {}  # the first new shard -> the shards of which it is made
         for number in sorted(shards):
             found.setdefault(new.within(*old.edges[number : number + 2])[0], []).append(number)

@@ -185,7 +185,7 @@ class TableSpec:
     finite : bool
         Refuse NaN and infinity.
     shards : int
-        Slices of the table; a power of two for keyed tables.
+        Slices of the table; of a keyed table a power of two, unless one of them was split alone.
     copies : int
         How many servers hold each row.
     ack : {"copies", "memory"}
@@ -302,8 +302,10 @@ class TableSpec:
         if edges and can_be_equal and edges == ShardMap(self.rows or 0, self.shards).edges:
             edges = ()
         object.__setattr__(self, "edges", edges)
-        if edges:
-            ShardMap(self.rows or 0, self.shards, None, edges)  # raises for what is none
+        try:
+            _ = ShardMap(self.rows or 0, self.shards, None, edges) if edges else None
+        except ValueError as error:
+            raise InputError(f"table {self.name!r}: {error}") from error
 
     def _take_width(self, where: str) -> None:
         """Make of a dtype of bytes what it stands for."""

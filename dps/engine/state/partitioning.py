@@ -33,7 +33,7 @@ class Partition(Recipe):
     """Base of what ``partition=`` of :meth:`dps.ParameterServer.table` takes: which keys lie on one shard."""
 
     def cells(self) -> Cells | None:
-        """What computes the cells of keys, for a table with so many shards; None: each key is its own cell."""
+        """What computes the cells of keys; None: each key is its own cell."""
         raise NotImplementedError
 
     def spread(self, first: int, last: int) -> np.ndarray | None:
@@ -162,9 +162,9 @@ def _bounds(value: object, label: str, default: object) -> tuple[int, ...]:
 class RangePartition(Partition):
     """Contiguous ranges of keys lie together, and neighbouring ranges on the same shard or on neighbouring ones.
 
-    The k bounds cut the keys into k + 1 ranges, each of which begins at its bound. Range i lies on shard
-    ``i * shards // (k + 1)``. So give at least as many ranges as there are shards, each with about as many rows or as
-    much work: quantiles of the keys, for instance.
+    The k bounds cut the keys into k + 1 ranges, each of which begins at its bound. Range i lies on shard ``i * shards
+    // (k + 1)``, where shards are equal. So give at least as many ranges as there are shards, each with about as many
+    rows or as much work: quantiles of the keys, for instance.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ State that belongs to no row is divided in the end, or copied to every part: the
 an op that is sent again asks the shard to which it goes now (of a shard that was merged, each part gets what it has
 seen); the counts of keys that wait for their rows, because these are known by a part of their hashes only. Only the
 first part keeps the counters of evicted and expired rows, because their sum is to stay the same. No part keeps the
-answers of the ledger, because an answer covers the whole shard.
+answers of the ledger, because an answer covers the whole shard; a shard that is not divided keeps them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dps.engine.state.shard import DenseShard, KeyedShard
 from dps.engine.state.transfer import head_of
 from dps.errors import MovedError
 
-__all__ = ["Division", "Renumbered"]
+__all__ = ["Division", "Renumbered", "is_settled"]
 
 MORE_ROWS = 1.05  # spare room in a part, as a factor, because hashes do not spread quite evenly
 
@@ -117,11 +117,19 @@ class Division:
                 part.close_file()
 
 
+def is_settled(shard: DenseShard | KeyedShard) -> bool:
+    """Whether nothing but ops changes the memory of a shard, or reads it elsewhere, now or after a turn of the loop: no
+    cut, no dump, no thread that carries out an op, and no keys or rows that are to be freed."""
+    at_work = shard.pins or shard.cut is not None or shard.twin is not None
+    return not (at_work or shard.is_untidy or shard.is_sparse)
+
+
 class Renumbered:
     """One shard that keeps its rows, and has another number in a table of which other shards are divided or merged.
 
     Its rows are not copied: the shard that is made has the memory of the one that there is, of which it is a twin. One
-    of the two is in use at a time: the first one until the new table is published, and then the other.
+    of the two is in use at a time: the first one until the new table is published, and then the other. Because the
+    first one is settled and rests when the twin is made, nothing frees or moves rows of either until then.
     """
 
     def __init__(self, shard: DenseShard | KeyedShard, spec: TableSpec):
@@ -133,14 +141,18 @@ class Renumbered:
         return False
 
     def finish(self) -> dict[int, DenseShard | KeyedShard]:
-        """The shard, by its number. Raises MovedError while a checkpoint or a joiner reads the rows where they are."""
+        """The shard, by its number. Raises MovedError while its rows are read elsewhere, or some are to be freed."""
         shard = self.shard
-        if shard.pins or shard.cut is not None:
-            raise MovedError(f"the rows of shard {shard.number} of table {shard.spec.name!r} are being read")
+        while shard.is_untidy:  # a turn of the loop has freed most, because it does so after deletions
+            shard.tidy()
+        if not is_settled(shard):
+            raise MovedError(f"the rows of shard {shard.number} of table {shard.spec.name!r} are being read, or freed")
         number = self.spec.shard_map.edges.index(shard.spec.shard_map.edges[shard.number])
         made = shard.shared_twin()
         made.spec, made.number, made.compacted_at_once = self.spec, number, shard.compacted_at_once
         made.changed, made.removed, made.removed_later = None, [], []  # the next checkpoint has all rows of the table
+        if isinstance(made, KeyedShard):
+            made.deleted = []
         return {number: made}
 
     def close(self) -> None:

@@ -724,7 +724,7 @@ class DenseShard(Shard):
 
 
 class KeyedShard(Shard):
-    """The rows of a keyed table whose keys' hashes begin with this shard's number. The first push creates a row."""
+    """The rows of a keyed table whose keys lie in the places of this shard. The first push creates a row."""
 
     index: KeyIndex
 

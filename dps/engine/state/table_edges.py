@@ -19,6 +19,9 @@ from dps.errors import InputError
 __all__ = ["equal_edges", "halved_edges", "joined_edges", "merged", "resharded"]
 
 MAX_SHARDS = 1 << 12
+REMEDY = (
+    ": merge some with their neighbours before (ps.merge(table, shard=)), or restore it so (ps.restore(url, shards=))"
+)
 
 
 def resharded(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
@@ -38,7 +41,7 @@ def resharded(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
     if not set(spec.shard_map.edges) < set(edges):
         raise InputError(
             f"{where} has {spec.shards} shards: it is split into 2, 4, 8, ... times as many, not {len(edges) - 1}"
-            + ("" if spec.shard_map.is_even else "; they are not equal, and each is divided into whole shards")
+            + ("" if spec.shard_map.is_even else f"; they are not equal, and each is divided into whole shards{REMEDY}")
         )
     if len(edges) > MAX_SHARDS + 1:
         raise InputError(f"{where}: a table has {MAX_SHARDS} shards at most, not {len(edges) - 1}")
@@ -76,7 +79,7 @@ def merged(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
     if not set(edges) < set(spec.shard_map.edges):
         raise InputError(
             f"{where} has {spec.shards} shards: it is merged into 1/2, 1/4, ... of them, not into {len(edges) - 1}"
-            + ("" if spec.shard_map.is_even else "; they are not equal, and whole shards are put together")
+            + ("" if spec.shard_map.is_even else f"; they are not equal, and whole shards are put together{REMEDY}")
         )
     if spec.fixed_shards:
         raise InputError(f"{where} keeps its {spec.shards} shards (fixed_shards=True), because its rows lie by them")
@@ -99,7 +102,7 @@ def with_edges(spec: TableSpec, edges: Sequence[int], number: int) -> TableSpec:
     """
     made = dataclasses.replace(spec, shards=len(edges) - 1, edges=tuple(edges), id=number)
     life = spec.life
-    asks = {f"max_bytes={life.max_bytes}": life.max_bytes, "admit=": life.counts, "remember=": life.remember}
+    asks = {f"max_bytes={life.max_bytes}": life.max_bytes, "admit=AdmitByCount": life.counts}
     if made.edges and (what := next((what for what, is_asked in asks.items() if is_asked), None)):
         raise InputError(
             f"table {spec.name!r} has {what}, of which each shard has an equal part: its shards have to be equal, too. "

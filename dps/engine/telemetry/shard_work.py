@@ -44,7 +44,7 @@ class MeasuredWork(NamedTuple):
 
     servers: dict[int, ServerWork]
     tables: dict[int, list[ShardWork]]
-    hot: Mapping[int, Mapping[int, float]] = {}  # of each table, its hottest keys: part of a core
+    hot: Mapping[int, Sequence[tuple[int, int, float]]] = {}  # of each table: server, hot key, part of a core
 
 
 def work_of_shards(
@@ -58,7 +58,7 @@ def work_of_shards(
     service = sum(runs[server] * work.service for server, tables in seen.items() for work in tables.values())
     factor = sum(busy.values()) / service if service > 0 else 0.0
     tables: dict[int, list[ShardWork]] = {}
-    hot: dict[int, dict[int, float]] = {}
+    hot: dict[int, list[tuple[int, int, float]]] = {}
     for table, places in placed.items():
         held = _bytes_of_replicas(table, places, seen)
         accesses = {server: sum(works[table].shards.values()) for server, works in seen.items()}
@@ -73,11 +73,11 @@ def work_of_shards(
             taken = factor * runs[place.chain[0]] * work.service * share
             shards.append(ShardWork(taken, held[shard], min(1.0, work.hottest / keys)))
         tables[table] = shards
-        hot[table] = {
-            key: factor * runs[server] * works[table].service * rate / max(accesses[server], 1e-9)
+        hot[table] = [
+            (server, key, factor * runs[server] * works[table].service * rate / max(accesses[server], 1e-9))
             for server, works in seen.items()
             for key, rate in works[table].hot
-        }
+        ]
     budgets = {n: (0.0, 0.0) if w.last is None else w.last.get("budget", (0.0, 0.0)) for n, w in watches.items()}
     used = {server: watch.utilisation(since) for server, watch in watches.items()}
     return MeasuredWork(

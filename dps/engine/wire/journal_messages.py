@@ -78,7 +78,7 @@ class RecordedTable(msgspec.Struct, frozen=True):
 
     spec: dict[str, Any]  # see `TableSpec.to_dict`
     places: list[ShardPlace]
-    ancestors: list[int]  # the numbers that the table had before it was split
+    ancestors: list[int]  # the numbers that the table had before it was split or merged
 
 
 class RecordedRun(msgspec.Struct, frozen=True):

@@ -304,7 +304,7 @@ class Located(msgspec.Struct, frozen=True):
 
     spec: dict[str, Any]  # see TableSpec.to_dict
     owners: list[int]  # -1: the last copy is gone
-    ancestors: list[int] = []  # the numbers that the table had before it was split
+    ancestors: list[int] = []  # the numbers that the table had before it was split or merged
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -421,7 +421,7 @@ cdef class Ledger:
             row += 4
         self._firsts, self._ends = arrays["retired"].T.tolist()
         apart = arrays.get("apart")
-        if apart is not None and len(apart):
+        if apart is not None and len(apart) and "edges" in arrays:
             parts = len(arrays["edges"]) - 1
             self._lasts = apart[:, 2:].reshape(-1, parts, 2).copy()
             for n, origin in enumerate(apart[::parts, 0].tolist()):
