@@ -215,10 +215,13 @@ def test_a_table_in_the_place_of_one_whose_shards_come_together_is_spread(sim):
     sim.table("w", dtype="int64", shards=4)
     membership = sim._controller.membership
     assert membership.gathering.begin("w", (0, 0, 2, 2), 99)
-    membership.publish_tables([(membership.specs["w"], membership.places["w"])])
-    assert membership.gathering.tables == {}
-    with pytest.raises(MovedError, match="table 'w' was split or merged meanwhile"):
-        membership.gathering.begin("w", (0, 0), 99)
+    assert membership.gathering.open == {"w": (0, 0, 2, 2)}
+    membership.publish_tables([(membership.specs["w"], membership.places["w"] * 2)])
+    membership.tick()
+    assert membership.gathering.open == {}
+    for ask in (lambda: membership.gathering.begin("w", (0, 0, 2, 2), 99), lambda: membership.gathering.apart("w")):
+        with pytest.raises(MovedError, match="table 'w' was split, merged or restored meanwhile"):
+            ask()
 
 
 def test_what_cannot_be_merged_is_refused(sim):

@@ -232,7 +232,11 @@ def test_a_split_that_cannot_be_is_refused(spec, shards, text):
         (TableSpec("w", shards=4096), 7, "shard 7 is one slot, of the 4096 in which keys lie"),
         (SPECS["waiting"], 0, None),
         (TableSpec("w", shards=2, life=RowLife(max_bytes=1 << 20)), 0, "max_bytes=1048576, of which each shard has an"),
-        (dataclasses.replace(SPECS["waiting"], shards=2), 0, "has admit=, of which each shard has an equal part"),
+        (
+            dataclasses.replace(SPECS["waiting"], shards=2),
+            0,
+            "has admit=AdmitByCount, of which each shard",
+        ),
         (dataclasses.replace(SPECS["dense"], fixed_shards=True), 1, "keeps its 3 shards"),
     ],
 )

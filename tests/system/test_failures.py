@@ -365,7 +365,7 @@ def test_a_server_refuses_nan_from_a_client_that_does_not_look(served, monkeypat
     with dps.Client(served.ticket) as client:
         monkeypatch.setattr("dps.engine.client.inputs.all_finite", lambda values: True)
         form = dps.engine.client.requests.Form
-        monkeypatch.setattr("dps.engine.client.requests.Form", lambda *fields: form(*fields[:6], False, *fields[7:]))
+        monkeypatch.setattr("dps.engine.client.requests.Form", lambda *fields: form(*fields[:4], False, *fields[5:]))
         with pytest.raises(NotFiniteError, match="a push to table 'learns' holds NaN or infinity"):
             client.push("learns", [7], [[np.nan, 1.0]])
         assert client.pull("learns", [7]).tolist() == [[0, 0]]

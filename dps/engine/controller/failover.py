@@ -245,7 +245,6 @@ class Membership:
         self.places = {**self.places, **{spec["name"]: places for spec, places in made}}
         for spec, _ in made:
             self.ancestors.pop(spec["name"], None)
-            self.gathering.end(spec["name"])
             self.weights.pop(spec["name"], None)  # a restored table may have another number of shards
         self.publish()
 
@@ -465,7 +464,7 @@ class Membership:
         staying, leaving = self._staying(), self._staying(leaving=True)
         unfit = [n for n in staying if now < self.servers[n].unfit_until]
         backing_off = self.handovers.backing_off(now)
-        together = dict(self.gathering.tables)
+        together = self.gathering.open
         state = (self.epoch, staying, leaving, unfit, backing_off, together)
         if state == self._last_state and not changed:
             return False

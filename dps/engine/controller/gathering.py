@@ -32,14 +32,24 @@ class Gathering:
     def begin(self, name: str, firsts: tuple[int, ...], call: int) -> bool:
         """Bring each shard to the first one of its group; False if that is done already, for another call.
 
-        Raises MovedError if the table has other shards by now, because another call has split or merged it.
+        Raises MovedError if the table has other shards by now.
         """
-        if len(firsts) != len(self._owner.places.get(name, ())):
-            raise MovedError(f"table {name!r} was split or merged meanwhile")
+        self._check(name, firsts)
         if self._calls.setdefault(name, call) != call:
             return False
         self.tables[name] = firsts
         return True
+
+    @property
+    def open(self) -> dict[str, tuple[int, ...]]:
+        """The tables whose shards are brought together, as `next_steps` takes them. A table that was restored with
+        other shards is none, until the call for which they were finds that out."""
+        places = self._owner.places
+        return {name: firsts for name, firsts in self.tables.items() if len(firsts) == len(places.get(name, ()))}
+
+    def _check(self, name: str, firsts: tuple[int, ...]) -> None:
+        if len(firsts) != len(self._owner.places.get(name, ())):
+            raise MovedError(f"table {name!r} was split, merged or restored meanwhile")
 
     def end(self, name: str, call: int | None = None) -> None:
         """End what a call has begun, or any call."""
@@ -48,8 +58,12 @@ class Gathering:
             self.tables.pop(name, None)
 
     def apart(self, name: str) -> int:
-        """How many shards of a table are not, or not yet, where the first one of their group is."""
+        """How many shards of a table are not, or not yet, where the first one of their group is.
+
+        Raises MovedError if the table has other shards by now.
+        """
         places, firsts = self._owner.places.get(name, []), self.tables.get(name, ())
+        self._check(name, firsts)
         return sum(not _rests_beside(places[n], places[first]) for n, first in enumerate(firsts) if first != n)
 
 
