@@ -97,6 +97,8 @@ def test_what_lasts_of_a_table_that_was_split(tmp_path) -> None:
         assert (before[:10] != after[:10]).all()
         with pytest.raises(InputError, match="not 5"):
             ps.split(w, 5)
+        with pytest.raises(InputError, match="'w' has 2 shards; there is no 9"):  # as the handle knows them
+            list(ps.client().keys(w, 9))
         with pytest.raises(InputError, match="give one of them"):
             ps.split(w, 8, shard=0)
         ps.split(w, shard=3)
