@@ -307,7 +307,7 @@ WRONG = {  # and where to look first
             (Readers, "piece", "return None if self.is_current else NO_PIECE", "return None"),
             (Division, "finish", "assert self.readers.is_current", "assert True"),
         ],
-        [31],
+        [490, 580],
     ),
     "tables are divided before they rest": ([(Freezes, "rests", "== len(places)", ">= 0")], [8]),
     "a broken freeze is published": (
