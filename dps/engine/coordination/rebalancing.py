@@ -96,7 +96,7 @@ class TableLoad(NamedTuple):
     places: Sequence[Place]
     shards: Sequence[ShardLoad]
     divisible: bool = True  # whether it can be split
-    edges: Sequence[int] = ()  # of its shards, if one of them can be divided alone
+    edges: Sequence[int] = ()  # where its shards begin, and the end; none, if no shard of it can be divided alone
 
 
 class ServerUse(NamedTuple):
@@ -426,7 +426,8 @@ def _splits(
     hot: set[tuple[str, int]],
     most_bytes: float,
 ) -> Iterable[_Split]:
-    """What may be split: the fullest server's hottest shard, or its whole table; the fewest parts first."""
+    """The splits that may be made of the fullest server's hottest shard, or of its whole table, where no shard can be
+    divided alone. Those into the fewest parts come first, because each shard costs memory and messages."""
     there = [
         (loads[name][shard], name, shard)
         for name, shard in hot

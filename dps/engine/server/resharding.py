@@ -100,7 +100,8 @@ class ReplicaGroup:
 def copying_of(
     shards: Sequence[DenseShard | KeyedShard], spec: TableSpec, directory: str | None
 ) -> Division | Merger | Renumbered:
-    """What makes shards of a table of these: it divides one, merges several, or gives one another number."""
+    """The object that makes shards of the new table of these: it divides one, merges several, or gives one another
+    number, because its places stay the same."""
     if len(shards) > 1:
         return Merger(shards, spec)
     keeps = stays(shards[0], spec) and (is_settled(shards[0]) or shards[0].is_untidy)

@@ -354,7 +354,7 @@ class TableSpec:
 
     @functools.cached_property
     def shard_map(self) -> ShardMap:
-        """Which shard each key, or each row, lies on."""
+        """The map by which clients, servers and checkpoints find the shard of a key, or of a row."""
         return ShardMap(self.rows or 0, self.shards, self.partition.cells(), self.edges)
 
     @property

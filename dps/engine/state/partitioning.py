@@ -33,7 +33,7 @@ class Partition(Recipe):
     """Base of what ``partition=`` of :meth:`dps.ParameterServer.table` takes: which keys lie on one shard."""
 
     def cells(self) -> Cells | None:
-        """What computes the cells of keys; None: each key is its own cell."""
+        """The function that computes the cells of keys; None, where each key is its own cell."""
         raise NotImplementedError
 
     def spread(self, first: int, last: int) -> np.ndarray | None:

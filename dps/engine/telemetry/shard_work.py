@@ -44,7 +44,9 @@ class MeasuredWork(NamedTuple):
 
     servers: dict[int, ServerWork]
     tables: dict[int, list[ShardWork]]
-    hot: Mapping[int, Sequence[tuple[int, int, float]]] = {}  # of each table: server, hot key, part of a core
+    hot: Mapping[
+        int, Sequence[tuple[int, int, float]]
+    ] = {}  # table -> server, hot key, and the part of a core that it takes
 
 
 def work_of_shards(
