@@ -281,7 +281,7 @@ UNDER_SANITIZERS = cd $(SANITIZED) && \
 # All files with wrong variants of a compiled module, which each module has, and the rooms that are made of the core. The
 # variants themselves are left out: they try the tests, and their modules are compiled without sanitizers.
 SANITIZER_TESTS = tests/core tests/state tests/features tests/wire/test_fuzz.py \
-	$$(grep -rl '^from compiled import' tests | grep -Ev '^tests/(core|state|features)/')
+	$$(grep -rl '^from compiled import' tests | grep -Ev '^tests/(core|state|features|project)/')
 
 .PHONY: sanitized
 sanitized: $(READY)

@@ -447,6 +447,7 @@ def leased(vacant=0):
     runs, records = Runs("s"), []
     shares = [[0], [1], *([] for _ in range(vacant))]
     number = runs.start(len(shares), 1, partitions=shares, reassign=True, vacant=vacant)
+    runs.set_reassign("auto")
     runs.on_epoch = lambda: records.append(run_records.recorded(runs.runs[number]))
     peers = [joined(runs, number, n) for n in range(2 + (vacant > 0))]
     for peer in peers:
@@ -463,6 +464,7 @@ def test_a_run_with_leases_is_begun_anew_in_the_epoch_that_not_all_have_complete
     interrupted = InterruptedRuns(runs)
     interrupted.resume(500, [record])
     run = runs.runs[1]
+    assert (run.reassign, run.work_leases.leases.shared) == ("auto", False), "as it was set last"
     with pytest.raises(StoppedError, match="and the leases have ended with the scheduler"):
         joined(runs, 1, 0, attempt=0, clock=1)  # a worker that lives on: the new leases know of no batches
     saved = interrupted.begin_anew(1)

@@ -68,6 +68,8 @@ class Life:
         self.now = 0.0
         for n in range(count):
             self.clock.join(n, 0, 0.0)
+        self.changes = draw.choice([0.0, 0.0, 0.01, 0.1])  # how often it changes whether trainers help each other
+        self.rules.shared = draw.random() < 0.5
 
     def op(self, portion, epoch, at):
         """One push, as a shard takes it."""
@@ -93,6 +95,8 @@ class Life:
                 self.take_over()
             if self.draw.random() < 0.1:
                 self.recorded = self.clock.minimum
+            if self.draw.random() < self.changes:
+                self.rules.shared = not self.rules.shared
             held = Counter(lease.portion for lease in self.rules.held().values())
             assert all(n <= 2 for n in held.values()), "more than two hold a portion"
         else:
@@ -108,7 +112,8 @@ class Life:
             if w.number not in self.left and w.state == "working":
                 self.zombies.append([w.portion, w.epoch, w.at])
         start, seats = self.recorded + self.AFTER, len(self.workers)
-        self.rules = self.kind(self.shares, start)
+        before, self.rules = self.rules, self.kind(self.shares, start)
+        self.rules.shared = before.shared
         self.clock = Clock(self.staleness, seats, start, vacant=seats - self.begun)
         self.left, self.waiting = set(range(self.begun, seats)), set()
         self.vacant = set(self.left)
@@ -189,6 +194,10 @@ class Life:
         given = self.rules.next(w.number, w.epoch, self.now, w.have, w.without)
         if held is not None and held.epoch == w.epoch and self.partition(held.portion) not in w.without:
             assert given.number == held.portion, "an answer that was lost is given again"
+        elif given is not None and not self.rules.shared and given.partition not in self.shares[w.number]:
+            owner = next(n for n, share in enumerate(self.shares) if given.partition in share)
+            gone = owner in self.left or self.workers[owner].state == "gone"
+            assert gone or self.rules._gone[owner] or self.rules._clocks[owner] > w.epoch, "its owner is there to do it"
         if given is None:
             missing = self.rules.missing(w.number, w.epoch, w.without)
             if missing is None and not (self.stays and self.rules.stays(w.number, w.epoch, w.without)):
@@ -343,7 +352,29 @@ class LooksAtThisEpochOnly(Leases):
     needs = mutant(Leases.needs, "return not any", "return bool(self._there(epoch).any()) and not any")
 
 
-WRONG = [TooEarly, Believes, Keeps, LeavesToOwner, ThirdTime, Forgets, GoesWithout]
+class HelpsWhetherAskedOrNot(Leases):
+    """Trainers help each other also while portions are not shared."""
+
+    next = mutant(Leases.next, "not self.shared", "False")
+
+
+class KeepsToItself(Leases):
+    """While portions are not shared, no trainer does those of a trainer that is gone."""
+
+    next = mutant(Leases.next, "self._will_not_do(epoch)[self._owner]", "self._owner == trainer")
+
+
+WRONG = [
+    HelpsWhetherAskedOrNot,
+    KeepsToItself,
+    TooEarly,
+    Believes,
+    Keeps,
+    LeavesToOwner,
+    ThirdTime,
+    Forgets,
+    GoesWithout,
+]
 WRONG += [GivesUpAnyTrainer, GivesUpBeforeItHasDeclared, ReliesOnTrainersThatHaveGoneOn, LooksAtThisEpochOnly]
 
 
@@ -405,6 +436,21 @@ def test_wrong_rules_are_found_out(wrong):
 
 
 # -- which trainer gets which portion
+
+
+def test_help_may_be_switched_on_and_off():
+    rules = leases(4, 4)
+    rules.shared = False
+    assert work(rules, 0, count=4) == [0] * 4
+    assert rules.next(0, 0, 1.0) is None
+    assert not rules.stays(0, 0)
+    rules.shared = True
+    assert work(rules, 0, now=1.0) == [1]
+    rules.shared = False
+    assert rules.next(0, 0, 2.0) is None
+    rules.lost(1)
+    assert work(rules, 0, now=3.0, count=3) == [1] * 3, "the other is gone"
+    assert rules.left() == 0
 
 
 def leases(*batches, **kwargs):

@@ -470,6 +470,69 @@ def test_what_cannot_be_run(ps, monkeypatch):
         ps.run(slowly, rows(1), reassign=True)
 
 
+@pytest.mark.parametrize("value", ["often", 1, None])
+def test_what_reassign_can_be(ps, value):
+    with pytest.raises(InputError, match='reassign is True, False or "auto", not'):
+        ps.run(slowly, rows(1), reassign=value)
+    with pytest.raises(InputError, match='reassign is True, False or "auto", not'):
+        ps.set_reassign(value)
+
+
+def test_only_leased_work_is_given_to_others():
+    runs = Runs("s")
+    with pytest.raises(InputError, match="goes on in which that could be set"):
+        runs.set_reassign(True)
+    first, second = runs.start(1, 0), runs.start(1, 0, partitions=[[0]], reassign="auto")
+    with pytest.raises(InputError, match=r"run 1 was begun with reassign=False, so its clock counts batches"):
+        runs.set_reassign(True, first)
+    runs.set_reassign(True)
+    assert [runs.runs[number].reassign for number in (first, second)] == [False, True]
+    with pytest.raises(InputError, match="others do the work of a trainer that is gone"):
+        RunOptions(trainers="all", reassign="auto")
+
+
+# -- each trainer keeps its work until it is told otherwise
+
+
+def events(ps, word):
+    return [text for _, text in ps.status().events if word in text]
+
+
+def test_help_is_switched_on_while_a_run_goes_on(ps):
+    found = []
+
+    def work():
+        data, how = rows(60, 60), {"kwargs": {"epochs": 1, "seconds": 0.05, "batch_size": 1}, "staleness": 0}
+        found.extend(ps.run(slowly, data, trainers=2, reassign="auto", progress=False, **how))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: ps.status().runs and portions(ps).done > 33)  # the fast trainer has 32, and waits
+    time.sleep(0.2)
+    assert (ps.status().runs[0].reassign, portions(ps).moved, portions(ps).twice) == ("auto", 0, 0)
+    ps.set_reassign(True)
+    thread.join(PATIENCE)
+    assert portions(ps).moved > 0
+    assert found[0][0] < 60 < found[1][0]
+    assert (counted(ps, 120, 1) == 1).all()
+    assert events(ps, "reassign=True, before 'auto'")
+
+
+def pulls_slowly(trainer, parts):
+    for batch in trainer.iterate(parts, batch_size=1):
+        trainer.pull("n", batch)
+        time.sleep(0.1 if trainer.number == 0 else 0.025)
+        count(trainer, batch)
+
+
+@pytest.mark.thorough
+def test_a_trainer_that_is_found_to_be_slow_is_helped(ps):
+    ps.run(pulls_slowly, rows(200, 200), trainers=2, reassign="auto", staleness=0, progress=False)
+    assert (counted(ps, 400, 1) == 1).all()
+    assert portions(ps).moved > 0
+    assert events(ps, "reassign=True, before 'auto' because trainer 0 is slow (permanent)")
+
+
 def test_a_run_without_portions_leases_nothing(ps):
     def asks(trainer, parts):
         trainer._participant.lease(LeaseRequest(0))

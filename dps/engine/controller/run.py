@@ -17,7 +17,7 @@ from dps.engine.telemetry.run_telemetry import RunTelemetry
 from dps.engine.telemetry.snapshot import TrainerPhase
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.messages import Join, LeaseAnswer, LeaseRequest, SavedRun
+from dps.engine.wire.messages import Join, Joined, LeaseAnswer, LeaseRequest, SavedRun
 from dps.engine.wire.protocols import RoleConnection
 from dps.errors import DPSError, InputError, StoppedError
 
@@ -126,7 +126,8 @@ class Run:
         self.telemetry: RunTelemetry | None = (
             RunTelemetry(trainers, number) if trainers <= MAX_REPORTING_TRAINERS else None
         )
-        self.work_leases: WorkLeases | None = None  # with `reassign=True`
+        self.work_leases: WorkLeases | None = None  # with `reassign=True` or "auto"
+        self.reassign: bool | str = False  # whether trainers help each other; "auto": not before one of them is slow
         self.retired = False  # the servers know that its trainers have ended
         self.taken_over: float | None = None  # when this controller has taken it over from another one
         self.missing: set[int] = set()  # trainers of the controller before that are not back
@@ -223,6 +224,21 @@ class Run:
                 f"the run"
             )
 
+    def welcome(self, trainer: int, clock: int, attempt: int, incarnation: int, grace: float) -> Joined:
+        """What a trainer that has joined at `clock` must know of this run."""
+        return Joined(
+            clock,
+            staleness=None if math.isinf(self.staleness) else self.staleness,
+            trainers=self.trainers - self.left_count if self.may_grow else self.trainers,
+            origin=self.origin + trainer,
+            attempt=attempt,
+            incarnation=incarnation,
+            portions=0 if self.work_leases is None else self.work_leases.origin,
+            warm_start=self.clock.warm_start,
+            grace=grace,
+            elastic=self.elastic,
+        )
+
     def check_may_join(self, trainer: int, request: Join, again: bool) -> None:
         """Refuse a JOIN of an attempt that counts no more, or of a trainer that comes to a run that is over. `again`:
         the attempt has joined before."""
@@ -294,6 +310,10 @@ class Run:
         record.connection, record.left, record.given_up = None, True, True
         self.lost.pop(trainer, None)
         self.give_back(trainer, for_good=True)
+        return self.withdraw(trainer)
+
+    def withdraw(self, trainer: int) -> list[ParkedRequest]:
+        """Take back the requests of a trainer that wait."""
         waiting = self.ticking.pop(trainer, None), self.meeting.pop(trainer, None)
         return [request for request in waiting if request is not None]
 
@@ -327,6 +347,29 @@ class Run:
         leases = self.work_leases
         portions = [] if leases is None or not leases.total else [[leases.origin, leases.total]]
         return [[self.origin, self.trainers], *portions]
+
+    def lease_work(self, leases: WorkLeases, reassign: bool | str) -> None:
+        """Lease the work of this run from now on."""
+        self.work_leases = leases
+        self.set_reassign(reassign)
+
+    def take_staleness(self, bound: float, by: str) -> tuple[list[int], str]:
+        """From now on that bound holds. Returns the trainers whose wait is over, and what to tell of a change."""
+        before, self.staleness = self.staleness, bound
+        text = f"run {self.number}: staleness {bound:g}, before {before:g} {by}".rstrip()
+        return self.clock.set_staleness(bound), "" if before == bound else text
+
+    def set_reassign(self, reassign: bool | str, why: str = "") -> str:
+        """Say whether trainers help each other from now on. Returns what to tell of a change."""
+        if self.work_leases is None:
+            raise InputError(
+                f"run {self.number} was begun with reassign=False, so its clock counts batches and not epochs: begin "
+                f'runs with reassign="auto", where work stays with its trainers until that is changed'
+            )
+        before, self.reassign = self.reassign, reassign
+        self.work_leases.leases.shared = reassign is True
+        text = f"run {self.number}: reassign={reassign!r}, before {before!r} {why}".rstrip()
+        return "" if before == reassign else text
 
     def leased(self, trainer: int, request: LeaseRequest, now: float) -> LeaseAnswer:
         if self.work_leases is None:

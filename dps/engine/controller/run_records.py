@@ -47,6 +47,7 @@ def recorded(run: Run) -> RecordedRun:
         attempts={n: r.attempt for n, r in sorted(run.records.items()) if r.attempt > run.presumed_attempt(n)},
         left=[] if run.elastic else run.left(),
         vacant=run.trainers - run.begun,
+        reassign=run.reassign,
     )
 
 
@@ -57,7 +58,8 @@ def restored(record: RecordedRun, now: float) -> Run:
     run.origin, run.partitions = record.origin, record.partitions
     run.rejoin, run.reserved = record.rejoin, dict(record.reserved)
     if record.portions[0]:
-        run.work_leases = WorkLeases(record.partitions, record.start, lambda count: record.portions[0])
+        leases = WorkLeases(record.partitions, record.start, lambda count: record.portions[0])
+        run.lease_work(leases, record.reassign)
     run.wait_for_return(record.attempts, record.left, now)
     return run
 

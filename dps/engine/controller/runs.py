@@ -74,7 +74,6 @@ from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import Await, Collect, Tick, TickAnswer
 from dps.engine.wire.messages import (
     Join,
-    Joined,
     LeaseRequest,
     Leave,
     OriginAnswer,
@@ -180,7 +179,7 @@ class Runs:
         resumed: SavedRun | None = None,
         partitions: Sequence[Sequence[int]] = (),
         elastic: bool = False,
-        reassign: bool = False,
+        reassign: bool | str = False,
         warm_start: int = 0,
         vacant: int = 0,
     ) -> int:
@@ -208,7 +207,7 @@ class Runs:
         run.origin = self.origins.allot(trainers) if resumed is None else resumed.origin
         run.partitions = [list(part) for part in partitions]
         if reassign:
-            run.work_leases = WorkLeases(run.partitions, clock, self.origins.allot)
+            run.lease_work(WorkLeases(run.partitions, clock, self.origins.allot), reassign)
             for trainer in run.left():
                 run.give_back(trainer, for_good=True)
         self._last = run.number
@@ -261,7 +260,7 @@ class Runs:
         """The run of that number, or all active runs with a staleness (0)."""
         going = [self.known(number)] if number else [run for run in self.runs.values() if not (run.over or run.elastic)]
         if not going:
-            raise InputError(f"no run of parameter server {self.session!r} goes on whose staleness could be set")
+            raise InputError(f"no run of parameter server {self.session!r} goes on in which that could be set")
         return going
 
     def set_staleness(self, staleness: float, number: int = 0, by: str = "") -> list[int]:
@@ -277,12 +276,22 @@ class Runs:
 
     def _take_staleness(self, run: Run, bound: float, by: str) -> None:
         """The staleness of a run is decided: from now on it holds."""
-        released = run.clock.set_staleness(bound)
-        if run.staleness != bound:
-            before, run.staleness = run.staleness, bound
-            text = f"run {run.number}: staleness {bound:g}, before {before:g} {by}".rstrip()
-            self.note(text, stands=lambda: not run.over)
+        released, text = run.take_staleness(bound, by)
+        self._tell(run, text)
         self.release(run, released)
+
+    def _tell(self, run: Run, text: str) -> None:
+        if text:
+            self.note(text, stands=lambda: not run.over)
+
+    def set_reassign(self, reassign: bool | str, number: int = 0, why: str = "") -> None:
+        """Say whether trainers of a run, or of all active ones (0), help each other from now on; see `Run.reassign`.
+
+        It holds at once, and not after others know of it, because each batch counts once either way.
+        """
+        going = self.going(number)
+        for run in [run for run in going if run.work_leases is not None] or going:
+            self.decide(partial(self._tell, run, run.set_reassign(reassign, why)))
 
     def renew_tables(self) -> None:
         """The staleness of a table has changed, and clients that ask for the route are told of it.
@@ -323,7 +332,7 @@ class Runs:
         for request in run.give_up(trainer):
             request.fail(run.replaced(trainer))
         text = f"run {number}: trainer {trainer} (on {place}) is gone, at clock {clock}; the others do its work"
-        self.note(text, stands=lambda: not run.over)
+        self._tell(run, text)
         self._trainer_left(run, trainer)
         return True
 
@@ -335,9 +344,7 @@ class Runs:
 
     def join(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         request = decode(Join, body)
-        trainer = request.trainer
-        incarnation = request.incarnation
-        joins = request.joins
+        trainer, incarnation = request.trainer, request.incarnation
         if request.run not in self.runs and request.run <= self._before:
             raise StoppedError(f"run {request.run} has ended: its trainers have left, or it was stopped")
         run = self.known(request.run)
@@ -356,21 +363,16 @@ class Runs:
             raise LimitError(f"trainer {trainer} of run {run.number} was begun {attempt} times already")
         self.release(run, run.clock.advance(trainer, request.clock))
         clock = run.clock.join(trainer, incarnation, self.now())
-        for waiting in (run.ticking.pop(trainer, None), run.meeting.pop(trainer, None)):
-            if waiting is not None:
-                waiting.fail(run.replaced(trainer))
-        run.join(trainer, connection, attempt, joins, shown(request.where, 200))
+        for waiting in run.withdraw(trainer):
+            waiting.fail(run.replaced(trainer))
+        run.join(trainer, connection, attempt, request.joins, shown(request.where, 200))
         if run.telemetry is not None and not again:
             run.telemetry.joined(trainer, self.now())
         if run.may_grow:
             run.ticked(trainer)
         run.records[trainer].renewals = self._renewals  # because a trainer that joins asks for the route
         connection.party = TrainerParty(run, trainer)
-        staleness = None if math.isinf(run.staleness) else run.staleness
-        portions = 0 if run.work_leases is None else run.work_leases.origin
-        trainers = run.trainers - run.left_count if run.may_grow else run.trainers
-        known = Joined(clock, staleness, trainers, run.origin + trainer, attempt, incarnation, portions)
-        answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start, grace=self.grace, elastic=run.elastic)
+        answer = run.welcome(trainer, clock, attempt, incarnation, self.grace)
         reply = partial(connection.reply, Header(frames.OK, request=header.request), encode(answer))
         if attempt > run.presumed_attempt(trainer):  # or a controller that takes over would give the number again
             self.decide(reply)

@@ -165,7 +165,7 @@ async def start_run(
     partitions: Sequence[Sequence[int]] | None = None,
     resume: bool = False,
     elastic: bool = False,
-    reassign: bool = False,
+    reassign: bool | str = False,
     warm_start: int = 0,
     vacant: int = 0,
 ) -> int:
@@ -203,6 +203,11 @@ async def set_staleness(session: Session, *, staleness: float | str | None, run:
     else:
         bound = math.inf if staleness is None else staleness
         await session.in_endpoint(session.monitor.set_staleness, bound, run)
+
+
+async def set_reassign(session: Session, *, reassign: bool | str, run: int = 0) -> None:
+    """Set whether trainers of an active run, or of all (0), help each other; see `Run.reassign`."""
+    await session.in_endpoint(session.runs.set_reassign, reassign, run)
 
 
 async def set_table_staleness(session: Session, *, table: str, staleness: float | None) -> None:
@@ -274,6 +279,7 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "start_run": start_run,
     "resume_run": resume_run,
     "progress": progress,
+    "set_reassign": set_reassign,
     "set_staleness": set_staleness,
     "set_table_staleness": set_table_staleness,
     "set_rejoin": set_rejoin,

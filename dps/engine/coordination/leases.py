@@ -21,7 +21,9 @@ those that are *free* (no trainer has done them in this epoch, no trainer holds 
    other trainers hold all that is left asks again too, `stays`: no other trainer would be there to help if they hang.)
 
 2 to 4 only if the trainer is expected to be done sooner than the others would be without its help. So a slow trainer
-does not take the last portion away from a fast one, and no trainer fetches a partition that is not worth it.
+does not take the last portion away from a fast one, and no trainer fetches a partition that is not worth it. And only
+while portions are *shared*, which may change at any time: otherwise a trainer gets, beside its own portions, only those
+whose owner will not do them.
 
 Exactly once. A portion has one number: the *epoch that it is to be done in next*. It is leased in that epoch only, and
 the first report that it is done moves it to the next epoch; a later or repeated report changes nothing. At most two
@@ -99,6 +101,7 @@ class Missing(NamedTuple):
 class Leases:
     """The portions of a run, which trainers hold them, and the choice of the next one: see the module's docstring.
 
+    `shared` says whether trainers help each other; it may be set at any time.
     `done`, `moved` and `twice` say how many times a portion was done; was done by a trainer other than its owner; was
     leased to a second trainer.
 
@@ -152,6 +155,7 @@ class Leases:
         self._last_asked = np.full(trainers, np.nan)  # the time at which it last asked for a portion
         self._pace = np.full(trainers, np.nan)  # seconds for a batch, smoothed
         self._fetch = np.zeros(trainers)  # seconds to fetch a partition
+        self.shared = True
         self.done = self.moved = self.twice = 0
 
     # -- events
@@ -226,8 +230,10 @@ class Leases:
             return self._grant(trainer, int(own[0]), epoch, now)
         if without:
             there &= ~np.isin(self._partition, list(without))
+        if not self.shared:
+            there &= self._will_not_do(epoch)[self._owner]
         chosen = self._from_others(trainer, epoch, np.flatnonzero(free & there), now, have)
-        if chosen is None:
+        if chosen is None and self.shared:
             chosen = self._second(trainer, there & (self._holders == 1), now, have)
         return None if chosen is None else self._grant(trainer, chosen, epoch, now)
 
@@ -327,7 +333,12 @@ class Leases:
         One trainer stays; the others go on.
         """
         left = self._there(epoch)
-        if not left.any() or not self._holders[left].all() or np.isin(self._partition[left], list(without)).all():
+        if (
+            not self.shared
+            or not left.any()
+            or not self._holders[left].all()
+            or np.isin(self._partition[left], list(without)).all()
+        ):
             return False
         other = self._stays
         there = other != -1 and self._clocks[other] <= epoch and not self._gone[other] and self._lease(other) is None
@@ -411,7 +422,11 @@ class Leases:
         begins = np.where(self._leases["portion"] >= 0, np.maximum(now, self._ends(now)), idle)
         paces = self._paces()
         until = begins + batches * np.where(paces == 0, 1.0, paces)
-        return np.where(self._gone | (self._clocks > epoch), np.inf, until)
+        return np.where(self._will_not_do(epoch), np.inf, until)
+
+    def _will_not_do(self, epoch: int) -> np.ndarray:
+        """For each trainer, whether it will do no free portion of an epoch: it is gone, or the epoch is over for it."""
+        return self._gone | (self._clocks > epoch)
 
     def _grant(self, trainer: int, portion: int, epoch: int, now: float) -> Portion:
         self._drop(trainer)

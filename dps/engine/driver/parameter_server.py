@@ -57,7 +57,7 @@ from dps.engine.state.partitioning import HashPartition, Partition, partition_of
 from dps.engine.telemetry.rebalance_report import RebalanceReport
 from dps.engine.telemetry.snapshot import Status
 from dps.engine.training import data as user_data
-from dps.engine.training.launch import RunOptions, resuming, start
+from dps.engine.training.launch import RunOptions, checked_reassign, resuming, start
 from dps.engine.training.open_run import OpenRun, checked_bound
 from dps.engine.training.types import Columns, Data, Function, Json, Options, Result
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
@@ -910,7 +910,7 @@ class ParameterServer:
         progress: bool | None = None,
         resume: bool = False,
         run: OpenRun | None = None,
-        reassign: bool = False,
+        reassign: bool | str = False,
         by: str = "trainer",
         columns: Columns | None = None,
         warm_start: int = 0,
@@ -953,12 +953,13 @@ class ParameterServer:
             trainer that is run again, :meth:`dps.Trainer.iterate` passes over what is done.
         run : OpenRun, optional
             Be one of several callers of this run, which :meth:`open_run` has made; its staleness counts.
-        reassign : bool
-            Lease the batches of each epoch to the trainers in portions, so that a slow one gets fewer of them. The
-            clock, and with it the staleness, counts epochs; each batch counts once in each, whichever trainer works on
-            it. For Dask data, functions that go through it with :meth:`dps.Trainer.iterate`, and pushes that depend on
-            the batch alone in which keys they name, and how many they are. See *Work re-assignment* in the
-            documentation.
+        reassign : bool or "auto"
+            Lease the batches of each epoch to the trainers in portions, so that a slow one gets fewer of them. With
+            "auto" each trainer keeps its own until one is found to be slow for good, or to have more to do;
+            :meth:`set_reassign` changes it while the run goes on, where it was not False. The clock, and with it the
+            staleness, counts epochs; each batch counts once in each, whichever trainer works on it. For Dask data,
+            functions that go through it with :meth:`dps.Trainer.iterate`, and pushes that depend on the batch alone in
+            which keys they name, and how many they are. See *Work re-assignment* in the documentation.
         columns : str, or list of names and of lists of names, optional
             Of a DataFrame of Dask, Spark, pandas, polars or Arrow, a list of such frames in memory, which are its
             partitions, or a dict of columns: each partition is a tuple of numpy arrays,
@@ -1006,8 +1007,7 @@ class ParameterServer:
             by=by,
             warm_start=warm_start,
         )
-        description = self._connection.describe()
-        return train(self._connection, function, data, options, columns, description, description.restored)
+        return train(self._connection, function, data, options, columns)
 
     def resume_run(
         self,
@@ -1064,7 +1064,7 @@ class ParameterServer:
         """
         chosen = RunOptions(args=args, kwargs=kwargs or {}, retries=retries, progress=progress, by=by)
         options, restored = resuming(self._connection.call, run, chosen)
-        return train(self._connection, function, data, options, columns, self._connection.describe(), restored)
+        return train(self._connection, function, data, options, columns, restored)
 
     def open_run(self, trainers: int, staleness: float | str = 0) -> OpenRun:
         """Begin a run for several callers: Dask tasks, Spark's tasks and plain processes, on one clock.
@@ -1143,6 +1143,45 @@ class ParameterServer:
             raise InputError(f"table {name_of(table)!r}: only a run's staleness is set automatically; pass a number")
         else:
             self._connection.call("set_table_staleness", table=name_of(table), staleness=wanted)
+
+    def set_reassign(self, reassign: bool | str) -> None:
+        """Change, while a run goes on, whether its trainers do work of slower ones; as `reassign` of :meth:`run`.
+
+        It holds from the next portion that a trainer asks for, and is among the events of :meth:`status`.
+
+        Parameters
+        ----------
+        reassign : bool or "auto"
+            With False, each trainer does the rest of its own data, and others only what is left of a trainer that is
+            gone.
+
+        Raises
+        ------
+        InputError
+            No run goes on, or it was begun with ``reassign=False``, so that its clock does not count epochs.
+
+        Examples
+        --------
+        >>> import threading, time
+        >>> def train(trainer, partitions):
+        ...     for batch in trainer.iterate(partitions, epochs=2):
+        ...         trainer.push("steps", [0], 1)
+        ...         time.sleep(0.1)
+        >>> with dps.LocalCluster(servers=1, trainers=2, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         def later():
+        ...             while ps.staleness() is None:
+        ...                 time.sleep(0.01)
+        ...             ps.set_reassign(True)
+        ...         _ = ps.table("steps", rows=1, dtype="int64")
+        ...         thread = threading.Thread(target=later)
+        ...         thread.start()
+        ...         _ = ps.run(train, [np.zeros(3)] * 8, staleness=1, reassign="auto")
+        ...         thread.join()
+        ...         ps.status().runs[0].reassign, ps.client().pull("steps")
+        (True, array([16]))
+        """
+        self._connection.call("set_reassign", reassign=checked_reassign(reassign))
 
     @property
     def dashboard_link(self) -> str | None:
@@ -1565,10 +1604,8 @@ class ParameterServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._connection.attached:
-            self.detach()
-        else:
-            self.close()
+        end = self.detach if self._connection.attached else self.close
+        end()
 
     def __repr__(self) -> str:
         try:

@@ -11,7 +11,7 @@ from dps.engine.training import spark
 from dps.engine.training.data import Partitions, in_memory, is_spark
 from dps.engine.training.launch import RunOptions, launch
 from dps.engine.training.types import Columns, Data, Function, Result
-from dps.engine.wire.messages import Description, SavedRun
+from dps.engine.wire.messages import SavedRun
 from dps.errors import DPSError, InputError
 
 __all__ = ["train"]
@@ -23,16 +23,17 @@ def train(
     data: Data,
     options: RunOptions,
     columns: Columns | None,
-    description: Description,
-    restored: SavedRun | None,
+    interrupted: SavedRun | None = None,
 ) -> list[Result]:
-    """Train in a new run, or go on with the one that was `restored`, and settle it at its end.
+    """Train in a new run, or go on with one that was restored, or with one that was `interrupted`; and settle it at its
+    end.
 
     Trainers that are tasks of Dask end with their scheduler. So what this driver asks of the controller names its term:
     another controller refuses that, because another driver may resume the run there. Trainers on Spark wait for another
     controller, and so does their driver.
     """
-    client, ticket = connection.dask_client, connection.ticket
+    client, ticket, description = connection.dask_client, connection.ticket, connection.describe()
+    restored = interrupted or description.restored
     of_servers = {server.worker for server in description.servers}
     on_spark = is_spark(data)
     call = connection.call if on_spark else functools.partial(connection.call, term=description.term)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["KINDS", "KIND_WEIGHTS", "Finding", "Silence", "TimePart", "advise", "duration", "explain"]
+__all__ = ["KINDS", "KINDS_TO_HELP", "KIND_WEIGHTS", "Finding", "Silence", "TimePart", "advise", "duration", "explain"]
 
 KINDS = ("transient", "permanent", "skew", "server", "network", "dead", "overloaded")
 
@@ -22,8 +22,10 @@ REMEDIES = {
     "dead": "it is run again on another worker; if it is not back within dps.timeouts.rejoin the run ends",
 }
 
+KINDS_TO_HELP = ("permanent", "skew")  # trainers that others can help by doing some of their work
 LEASED_REMEDIES = dict.fromkeys(  # for runs whose work is leased out already
-    ("permanent", "skew"), "the others do its work (reassign=True); if there is too little of that, another machine"
+    KINDS_TO_HELP,
+    "the others do its work (reassign=True, ps.set_reassign(True)); if there is too little of that, another machine",
 )
 
 CROWDED_REMEDY = "another place on the same machine does not help; give trainers less to do: ps.run(..., reassign=True)"

@@ -230,8 +230,9 @@ class Monitor:
             states = [TrainerPhase.LEFT if state in absent else state for state in states]
         clocks = [run.clock.clock_of(n) for n in range(run.trainers)]
         args = (now, self.wall(), clocks, states, run.clock.ages(now), servers, run.staleness)
-        new, over = telemetry.diagnose(*args, self.hosts.averages(now))
-        self._announce(run.number, new, over)
+        self._announce(run.number, *telemetry.diagnose(*args, self.hosts.averages(now)))
+        if run.reassign == "auto" and (slow := telemetry.needs_help()) is not None:
+            self.runs.set_reassign(True, run.number, f"because trainer {slow.trainer} is slow ({slow.kind})")
         staleness = telemetry.automatic_staleness(now, _waiting(run))
         if staleness is not None and staleness != run.staleness:
             self.runs.set_staleness(staleness, run.number, "by the automatic setting")
@@ -520,6 +521,7 @@ def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) 
         trainers=trainers,
         elastic=run.elastic,
         minimum=run.clock.minimum,
+        reassign=run.reassign,
         portions=None if run.work_leases is None else PortionsStatus(**run.work_leases.describe()),
         **details,
     )

@@ -57,6 +57,7 @@ class MonitoredRun(Protocol):
     number: int
     trainers: int
     staleness: float
+    reassign: bool | str
     elastic: bool
     began: float
     ended: bool
@@ -87,7 +88,7 @@ class MonitoredRun(Protocol):
 
 
 class MonitoredRuns(Protocol):
-    """What the monitor reads of all runs, and how it sets their staleness."""
+    """What the monitor reads of all runs, and how it sets their staleness and reassignment."""
 
     session: str
 
@@ -96,6 +97,7 @@ class MonitoredRuns(Protocol):
     def known(self, number: int, /) -> MonitoredRun: ...
     def going(self, number: int = 0, /) -> Sequence[MonitoredRun]: ...
     def set_staleness(self, staleness: float, number: int = 0, by: str = "", /) -> list[int]: ...
+    def set_reassign(self, reassign: bool | str, number: int = 0, why: str = "", /) -> None: ...
 
 
 class MonitoredServer(Protocol):

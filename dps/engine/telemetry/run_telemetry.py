@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from dps.engine.telemetry.diagnosis import COLUMNS, AutoStaleness, Diagnosis, Finding, History, ServerReading
+from dps.engine.telemetry.findings import KINDS_TO_HELP
 from dps.engine.telemetry.history import Series
 from dps.engine.telemetry.hosts import HostAverage, HostLoad
 from dps.engine.telemetry.reports import TrainerReport
@@ -122,6 +123,10 @@ class RunTelemetry:
             self._past = self._past[-MAX_FINDINGS:]
             self._past.append(self._straggler(finding))
         return new, over
+
+    def needs_help(self) -> Finding | None:
+        """What was found of a trainer whose work others should do: it is slow for good, or has more to do."""
+        return next((finding for finding in self.findings if finding.kind in KINDS_TO_HELP), None)
 
     def automatic_staleness(self, now: float, waiting: Mapping[int, float]) -> int | None:
         """The staleness that the automatic setting chooses; None if the run has a fixed one."""

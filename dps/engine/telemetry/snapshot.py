@@ -177,15 +177,11 @@ class RunStatus(msgspec.Struct, frozen=True):
     minimum: int = 0  # clock of the slowest trainer that has not left
     totals: TimeSplit | None = None  # seconds of all trainers in the whole run
     stragglers: list[Straggler] = msgspec.field(default_factory=list)  # what matters most comes first
-    portions: PortionsStatus | None = None  # with ``reassign=True``
+    reassign: bool | str = False  # whether trainers help each other; "auto": not before one of them is slow
+    portions: PortionsStatus | None = None  # where `reassign` is or was something else than False
     metrics: dict[str, Curve] = msgspec.field(default_factory=dict)
     logged: dict[str, list[float | None]] = msgspec.field(default_factory=dict)  # last value of each trainer
     strips: list[TrainerStrip] = msgspec.field(default_factory=list)  # strip charts of some trainers
-
-    @property
-    def reassign(self) -> bool:
-        """Whether work is leased to trainers."""
-        return self.portions is not None
 
     @property
     def error(self) -> str | None:

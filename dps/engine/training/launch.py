@@ -30,7 +30,7 @@ from dps.engine.training.vacancies import SPARE_SEATS, Vacancies
 from dps.engine.wire.messages import InterruptedRun, SavedRun
 from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
 
-__all__ = ["RunOptions", "begin", "launch", "resumed", "resuming"]
+__all__ = ["RunOptions", "begin", "checked_reassign", "launch", "resumed", "resuming"]
 
 POLL_SECONDS = 0.05  # between two looks at the trainers' tasks, once a run is a second old,
 SHOW_SECONDS = 0.25  # at their clocks,
@@ -53,7 +53,7 @@ class RunOptions:
     progress: bool | None = None
     resume: bool = False
     run: OpenRun | None = None
-    reassign: bool = False
+    reassign: bool | str = False
     by: str = "trainer"
     warm_start: int = 0
     interrupted: int = 0  # the run whose scheduler has died, and which goes on; 0: none
@@ -64,6 +64,7 @@ class RunOptions:
             self._check_growing()
             trainers = None
         checked_bound(self.staleness)
+        checked_reassign(self.reassign)
         if self.by not in ("trainer", "partition"):
             raise InputError(f'results come by="trainer" or by="partition", not by={self.by!r}')
         if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
@@ -85,12 +86,17 @@ class RunOptions:
     def _check_growing(self) -> None:
         if self.run is not None:
             raise InputError('trainers="all" is for a run of one caller: it cannot be part of a run (run=)')
-        if not self.reassign:
+        if self.reassign is not True:
             raise InputError('trainers="all": others do the work of a trainer that is gone, so say reassign=True, too')
         if self.by == "partition":
             raise InputError(
                 'trainers="all": a trainer that is gone has no results, so they cannot come by="partition"'
             )
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether the batches are leased to the trainers, so that the clock counts epochs."""
+        return self.reassign is not False
 
     @property
     def grows(self) -> bool:
@@ -146,7 +152,7 @@ def launch(
         run, first = begin(call, shares, options, vacant)
         seats = [TrainerTask(first + n, *seat) for n, seat in enumerate(zip(places, shares, parts, strict=True))]
         every_seat = [*shares, *([] for _ in range(vacant))]
-        stock = FetchablePartitions(data.keys, every_seat, data.paired) if options.reassign else None
+        stock = FetchablePartitions(data.keys, every_seat, data.paired) if options.is_leased else None
         vacancies = Vacancies(call, run, len(shares), len(every_seat)) if vacant else None
         called = options.wrapped(function), options.args, dict(options.kwargs), options.retries, stock, term
         tasks = Tasks(client, TrainerJob(ticket, run, *called), threads, seats, seen, vacancies)
@@ -174,6 +180,13 @@ def start(call: Control, staleness: float | str, **fields: Any) -> int:
             call("end_run", run=run)
             raise
     return run
+
+
+def checked_reassign(value: object) -> bool | str:
+    """Whether trainers do work of others: from the beginning, never, or ("auto") from when one of them is slow."""
+    if isinstance(value, bool) or (isinstance(value, str) and value == "auto"):
+        return value
+    raise InputError(f'reassign is True, False or "auto", not {told(value)}')
 
 
 def vacant_seats(trainers: int, options: RunOptions, restored: SavedRun | None) -> int:
@@ -208,7 +221,7 @@ def resuming(call: Control, run: int | None, chosen: RunOptions) -> tuple[RunOpt
 
 def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> list[list[int]]:
     """Which partitions each trainer had in the run that was restored; `partitions` is how many the data has now."""
-    trainers, reassign = options.count, options.reassign
+    trainers, reassign = options.count, options.is_leased
     if restored is None:
         raise InputError(
             "there is nothing to go on with: restore a checkpoint that was taken while one run went on, all its "
@@ -216,8 +229,8 @@ def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> 
         )
     if (was := restored.reassign) != reassign:
         raise InputError(
-            f"the run to go on with had reassign={was}, and this one has reassign={reassign}: with it the clock "
-            f"counts epochs, and without it batches; go on with reassign={was}"
+            f"the run to go on with had reassign={was}, and this one has reassign={options.reassign}: with it the "
+            f'clock counts epochs, and without it batches; go on with reassign={was}, or with "auto" for True'
         )
     if restored.warm_start != options.warm_start:
         raise InputError(

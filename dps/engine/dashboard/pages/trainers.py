@@ -109,7 +109,8 @@ class Headline(Html):
             left = run.portions.left
             done = run.portions.done
             moved = run.portions.moved
-            parts.append(f"portions of work: {left:,} left, {done:,} done, {moved:,} moved")
+            kept = "" if run.reassign is True else f" (reassign={run.reassign!r}: trainers keep theirs)"
+            parts.append(f"portions of work{kept}: {left:,} left, {done:,} done, {moved:,} moved")
         error = f"<br><span class='bad'>{escape(run.error)}</span>" if run.error else ""
         return " &nbsp;·&nbsp; ".join(parts) + error
 
