@@ -18,6 +18,7 @@ ALLOWED = {  # file: where its pickles come from
     "engine/controller/actors.py": "the answer of a worker to the scheduler, through Dask, which unpickles itself",
     "engine/functions/definition.py": "a function of the user, which the driver sends through Dask's scheduler",
     "engine/state/user_code.py": "a class or function of the user in a table's definition, of which Dask runs more",
+    "engine/training/partition_peer.py": "partitions of trainers of one run, which alone know its secret",
     "engine/training/spark.py": "results of Spark's tasks and pieces that Spark has shuffled, which Spark brings",
     "engine/training/spark_tasks.py": "an error that this process has pickled itself, to see whether a driver could",
 }

@@ -21,6 +21,8 @@ from dps.engine.wire.headers import (
     DumpPiece,
     Gone,
     GoneAnswer,
+    PartitionRequest,
+    PieceAnswer,
     RetireOrigins,
     RingPiece,
     RouteAnswer,
@@ -54,6 +56,8 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
     (TickAnswer(3, math.inf, 9), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: (9 << 32) + (1 << 31)}),
     (Collect(5, 2, 48), {KIND: frames.COLLECT, CLOCK: 5, NUMBER: 2, COUNT: 48}),
     (RingPiece(-7, 2, 96, 17), {KIND: frames.RING, CLOCK: -7, SHARD: 2, START: 96, COUNT: 17, BODY: 24}),
+    (PartitionRequest(7, 3, 1 << 40), {KIND: frames.FETCH_PARTITION, CLOCK: 7, ORIGIN: 3, START: 1 << 40}),
+    (PieceAnswer(1 << 40, 9), {KIND: frames.OK, REQUEST: 77, START: 1 << 40, COUNT: 9}),
     (RouteRequest(6), {KIND: frames.ROUTE, ORIGIN: 6}),
     (RouteAnswer(6), {KIND: frames.OK, REQUEST: 77, ORIGIN: 6}),
     (Scan(1, 4, 7, 5, 1 << 40, 900, False), {**SCANNED, EPOCH: 4, SHARD: 7, CLOCK: 5, START: 1 << 40, COUNT: 900}),
@@ -70,7 +74,8 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
 
 def header_of(view) -> Header:
     """The header of a view; an answer's has the number of its request."""
-    return view.header(77) if isinstance(view, (TickAnswer, RouteAnswer, ScanAnswer, GoneAnswer)) else view.header()
+    answers = TickAnswer, RouteAnswer, ScanAnswer, GoneAnswer, PieceAnswer
+    return view.header(77) if isinstance(view, answers) else view.header()
 
 
 def check_bytes() -> None:
@@ -100,6 +105,8 @@ FIELDS = {
     Await: (long,),
     Collect: (long, word, word),
     RingPiece: (long, short, long, word),
+    PartitionRequest: (long, word, long),
+    PieceAnswer: (long, word),
     RouteRequest: (word,),
     RouteAnswer: (word,),
     Scan: (word, word, short, long, long, word, st.booleans()),

@@ -18,7 +18,7 @@ from dps.engine.state.transfer import digest
 from dps.engine.wire import frames, rights
 from dps.engine.wire.frames import Header, encode_json
 from dps.engine.wire.handshake import of_servers
-from dps.engine.wire.rights import CLIENT, SERVER, STRANGER, TO_CONTROLLER, TO_SERVER, TO_TRAINER
+from dps.engine.wire.rights import CLIENT, SERVER, STRANGER, TO_CONTROLLER, TO_LENDER, TO_SERVER, TO_TRAINER
 from dps.errors import ProtocolError
 
 F = frames
@@ -54,8 +54,9 @@ MAY = {
     ("controller", CLIENT): {kind: {0} for kind in FROM_TRAINERS},
     ("controller", SERVER): {**{kind: {0} for kind in FROM_SERVERS}, F.BEAT: {0, F.CONTROL}},
     ("trainer", CLIENT): {F.RING: {0, F.CONTROL}, F.RING_RESULT: {0}},
+    ("lender", CLIENT): {F.FETCH_PARTITION: {0}},
 }
-TABLES = {"server": TO_SERVER, "controller": TO_CONTROLLER, "trainer": TO_TRAINER}
+TABLES = {"server": TO_SERVER, "controller": TO_CONTROLLER, "trainer": TO_TRAINER, "lender": TO_LENDER}
 
 
 @pytest.mark.parametrize("where", TABLES)

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import threading
 import time
 from collections import OrderedDict, deque
@@ -53,15 +52,14 @@ import numpy as np
 
 from dps.engine.client.environment import Environment
 from dps.engine.client.ticket import Ticket
-from dps.engine.daskapi.processes import trainer_tls
+from dps.engine.training.trainer_port import FETCHED_BYTES, TrainerPort, answer_piece
 from dps.engine.training.types import Json
 from dps.engine.wire import frames
 from dps.engine.wire.channel import Channel, Request
-from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.frames import CONTROL, Header
 from dps.engine.wire.headers import RingPiece
 from dps.engine.wire.protocols import RoleConnection
-from dps.engine.wire.rights import TO_TRAINER, guarded
+from dps.engine.wire.rights import TO_TRAINER
 from dps.errors import (
     ClockTimeoutError,
     InputError,
@@ -129,7 +127,6 @@ def pieces(step: int, elements: range, most: int) -> Iterator[Span]:
 KEPT_BYTES = 1 << 26  # of the results of earlier rounds, beside the last one
 REMEMBERED_ROUNDS = 64  # that have ended, or were given up
 WAIT_SECONDS = 0.1  # between two looks whether the run was stopped
-FETCHED_BYTES = 1 << 20  # of a result that is fetched
 
 
 class RingPeer:
@@ -140,7 +137,7 @@ class RingPeer:
     """
 
     def __init__(self, ticket: Ticket, environment: Environment, check: Callable[[], None]):
-        self._ticket, self._environment, self._check = ticket, environment, check
+        self._check = check
         self._news = threading.Condition()  # guards all that follows up to the channel
         self._round: int | None = None
         self._arrived: dict[tuple[int, int], bytes] = {}  # of this round, by step and first byte
@@ -152,11 +149,9 @@ class RingPeer:
         self._channel: Channel | None = None  # to the member after this one
         self._next: tuple[str, int] | None = None  # the address of that one
         self._sent: deque[Request] = deque()  # pieces that it has not acknowledged yet
-        handlers = guarded(TO_TRAINER, {frames.RING: self._take, frames.RING_RESULT: self._tell})
-        host = _own_host(ticket.controller[0])
-        self._endpoint = Endpoint("trainer", host, dict(handlers), None, trainer_tls(ticket.security))
-        self._endpoint.call(self._endpoint.secrets.update, {ticket.session: ticket.secret})
-        self.address = self._endpoint.host, self._endpoint.port
+        handlers = {frames.RING: self._take, frames.RING_RESULT: self._tell}
+        self._port = TrainerPort(ticket, environment, TO_TRAINER, handlers)
+        self.address = self._port.address
 
     # -- a round, in the trainer's thread
 
@@ -170,7 +165,7 @@ class RingPeer:
             self._hang_up()
             self._channel, self._next = self._connected(following), following
         for connection in early:
-            self._endpoint.submit(connection.resume)
+            self._port.submit(connection.resume)
 
     def send(self, step: int, start: int, content: memoryview) -> None:
         assert self._channel is not None
@@ -227,22 +222,18 @@ class RingPeer:
         Raises ServerGoneError if the member is gone.
         Raises InputError if it has kept later results only.
         """
-        channel, result = self._connected(address), bytearray(nbytes)
-        try:
-            for start in range(0, nbytes, FETCHED_BYTES):
-                size = min(FETCHED_BYTES, nbytes - start)
-                asked = channel.ask(RingPiece(number, 0, start, size).header(frames.RING_RESULT)).result(deadline)
-                result[start : start + size] = asked.body[:size]
-        finally:
-            channel.close()
-        return result
+
+        def ask(start: int) -> Header:
+            return RingPiece(number, 0, start, min(FETCHED_BYTES, nbytes - start)).header(frames.RING_RESULT)
+
+        return self._port.fetch(address, ask, deadline, self._check)
 
     def close(self) -> None:
         self._hang_up()
-        self._endpoint.stop()
+        self._port.close()
 
     def _connected(self, address: tuple[str, int]) -> Channel:
-        return self._environment.connect(self._ticket, address, "a trainer", ServerGoneError, self._check)
+        return self._port.connect(address, self._check)
 
     def _hang_up(self) -> None:
         if self._channel is not None:
@@ -279,16 +270,7 @@ class RingPeer:
             kept = self._kept.get(piece.round)
         if kept is None:
             raise InputError("the result of this allreduce is no longer kept")
-        content = kept[piece.start : piece.start + piece.nbytes].tobytes()
-        connection.reply(Header(frames.OK, request=header.request), content.ljust(frames.padded(len(content)), b"\0"))
-
-
-def _own_host(controller: str) -> str:
-    """The address of this machine on the way to the controller's."""
-    family = socket.AF_INET6 if ":" in controller else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect((controller, 9))  # a datagram socket sends nothing to connect
-        return way.getsockname()[0]
+        answer_piece(connection, header.request, kept.data, piece.start)
 
 
 # ---- The rounds

@@ -1,8 +1,9 @@
 """Frames: a header of 64 bytes, then a body of raw little-endian arrays. Pure: bytes in, numbers out.
 
 Every body is a whole number of 8-byte words, so frames that arrive together stay aligned, and arrays are read in place.
-Nothing is ever unpickled; texts are JSON. `rights.py` says which role may send which kind with which flags. This table
-says which fields a kind uses, and what its body holds; `headers.py` has the fields of kinds that are not about rows:
+No endpoint unpickles anything; texts are JSON. `rights.py` says which role may send which kind with which flags. This
+table says which fields a kind uses, and what its body holds; `headers.py` has the fields of kinds that are not about
+rows:
 
 ======== ============================================ ==================================================
 kind     header                                       body
@@ -46,7 +47,10 @@ ORIGIN   see `controller/runs.py`                     JSON
 AWAIT    see `Await`                                  nothing; answer: see `TickAnswer`
 RING     see `RingPiece`; with CONTROL the sender     numbers of an array
          gives the round up
-RING_... see `RingPiece`                              nothing; answer: numbers of a result
+RING_... see `RingPiece`                              nothing; answer: see `PieceAnswer`, bytes of a
+                                                      result
+FETCH... see `PartitionRequest`                       nothing; answer: see `PieceAnswer`, bytes of a
+                                                      pickle (`training/partition_peer.py`)
 SERVE... see `controller/failover.py`                 JSON
 RECORD.. see `wire/journal_messages.py`               JSON
 GRANT    see `server/grants.py`                       JSON
@@ -116,6 +120,7 @@ ORIGIN = 40
 RING = 41
 RING_RESULT = 42
 AWAIT = 43
+FETCH_PARTITION = 44
 SERVE = 48
 BEAT = 49
 PLACE = 50

@@ -22,6 +22,8 @@ __all__ = [
     "DumpPiece",
     "Gone",
     "GoneAnswer",
+    "PartitionRequest",
+    "PieceAnswer",
     "RetireOrigins",
     "RingPiece",
     "RouteAnswer",
@@ -146,6 +148,35 @@ class RingPiece(NamedTuple):
     @classmethod
     def of(cls, header: Header) -> RingPiece:
         return cls(header.clock, header.shard, header.start, header.count)
+
+
+class PartitionRequest(NamedTuple):
+    """FETCH_PARTITION: bytes of a pickled partition that a trainer lends."""
+
+    run: int
+    partition: int  # by the driver's numbers
+    start: int  # first byte
+
+    def header(self) -> Header:
+        return Header(frames.FETCH_PARTITION, clock=self.run, trainer=self.partition, start=self.start)
+
+    @classmethod
+    def of(cls, header: Header) -> PartitionRequest:
+        return cls(header.clock, header.trainer, header.start)
+
+
+class PieceAnswer(NamedTuple):
+    """The answer to a RING_RESULT or FETCH_PARTITION. The body is as much of the bytes as travels in one frame."""
+
+    total: int  # bytes that there are
+    edition: int  # bytes of another edition do not fit to these; 0: none are here, ask again
+
+    def header(self, request: int) -> Header:
+        return Header(frames.OK, request=request, start=self.total, count=self.edition)
+
+    @classmethod
+    def of(cls, header: Header) -> PieceAnswer:
+        return cls(header.start, header.count)
 
 
 class RouteRequest(NamedTuple):

@@ -36,8 +36,11 @@ __all__ = [
     "STRANGER",
     "TO_ANY",
     "TO_CONTROLLER",
+    "TO_LENDER",
     "TO_SERVER",
     "TO_TRAINER",
+    "Handler",
+    "Rights",
     "allowed",
     "guarded",
     "role_of",
@@ -95,6 +98,8 @@ TO_CONTROLLER: Rights = {
     SERVER: {**dict.fromkeys(OF_SERVERS, NO_FLAGS), frames.BEAT: frozenset({0, CONTROL})},
 }
 TO_TRAINER: Rights = {CLIENT: {frames.RING: frozenset({0, CONTROL}), frames.RING_RESULT: NO_FLAGS}}
+# Rights at a trainer that lends partitions, where clients are the trainers of its run, by the secret of that run.
+TO_LENDER: Rights = {CLIENT: {frames.FETCH_PARTITION: NO_FLAGS}}
 
 
 def role_of(session: str | None) -> str:
