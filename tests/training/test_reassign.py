@@ -253,11 +253,11 @@ def test_a_partition_that_cannot_be_fetched(ps, monkeypatch, caplog):
     REFUSED.clear()
     FETCHED.clear()
 
-    def fetch_some(self, partition, check):
+    def fetch_some(self, partition, peer, check):
         if partition == self.shares[0][0]:
             REFUSED.set()
             raise OSError("no such luck")
-        found = fetch(self, partition, check)
+        found = fetch(self, partition, peer, check)
         FETCHED.set()
         return found
 
@@ -312,7 +312,8 @@ class Lone:
 
     def iterate(self, fetch):
         own = [np.arange(1)]
-        portions = LeasedBatches(self, [[0], [1]], own, fetch)
+        source = SimpleNamespace(address=None, fetch=lambda partition, peer, check: fetch(partition))
+        portions = LeasedBatches(self, [[0], [1]], own, source)
         return [batch.tolist() for batch in portions.iterate(self.tick, lambda done: None, own, 1, 1, None, None)]
 
 
@@ -389,7 +390,7 @@ def wait_for_go():
 
 
 def fetches(trainer, parts, key):
-    FetchablePartitions([[key]], [[0]], False).fetch(0, trainer._participant.check)
+    FetchablePartitions([[key]], [[0]], False).fetch(0, None, trainer._participant.check)
 
 
 def test_a_fetch_ends_in_time(ps, client):
@@ -466,8 +467,8 @@ def test_what_cannot_be_run(ps, monkeypatch):
     with pytest.raises(InputError, match="up to 4096 partitions, not of 4097: repartition"):
         ps.connection.call("start_run", trainers=1, staleness=0, partitions=[list(range(4097))], reassign=True)
     monkeypatch.setattr("dps.engine.driver.running.is_spark", lambda data: True)
-    with pytest.raises(InputError, match="is for Dask data"):
-        ps.run(slowly, rows(1), reassign=True)
+    with pytest.raises(InputError, match=r'trainers="all" is for Dask data: .* Spark begin and end together'):
+        ps.run(slowly, rows(1), trainers="all", reassign=True)
 
 
 @pytest.mark.parametrize("value", ["often", 1, None])

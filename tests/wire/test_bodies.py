@@ -84,7 +84,10 @@ MESSAGES = [
     PartitionsAtHand([1, 2], []),
     LeaseRequest(epoch=0),
     LeaseRequest(1, [(0, 5)], {"epochs": 2, "shuffle": None}, 0.5, (3, 0.1), (4, 7), PartitionsAtHand([0], [1])),
+    LeaseRequest(2, [], {}, peer="[::1]:77"),
     LeaseAnswer(),
+    LeaseAnswer(portion=LeasableBatches(1, 0, 2, 4, 9), peer="10.0.0.7:4711"),
+    LeaseAnswer(declare=True),
     LeaseAnswer(True, LeasableBatches(1, 0, 2, 4, 9), 0.5, ("x", True, False)),
 ]
 

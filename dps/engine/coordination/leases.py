@@ -40,6 +40,13 @@ still there when it comes back. A run that trainers may join while it goes on gi
 would be left out (`needs`). Once no trainer that counts is at clock e or earlier, what has not been done of epoch e is
 given up: a training function has broken off its loop.
 
+Where trainers *lend* each other their partitions (Spark), nobody but the owner has a partition, and another trainer
+fetches it there. So an owner stays in an epoch until all portions of its own partitions are done, also those that other
+trainers hold (`owed`): nobody ever needs a partition of a trainer that has gone on or has left. It follows that a
+trainer at clock e has done, by itself or through others, all of its own partitions before epoch e (`completed`). A
+controller that takes a run over relies on that: it knows of no portion that was done, and begins with the epoch that
+all trainers have completed.
+
 Up to 1000 trainers ask, some of them several times a second, in the thread that answers ticks: so loops over all
 trainers or portions are numpy's.
 """
@@ -243,7 +250,7 @@ class Leases:
         partitions = {int(n) for n in self._partition[free]} & set(without)
         if not partitions:
             return None
-        owners = {n: int(self._owner[self._places[n][0]]) for n in sorted(partitions)}
+        owners = {n: self.owner_of(n) for n in sorted(partitions)}
         past = self._left | (self._clocks > epoch)
         names = ", ".join(
             f"{n} (of trainer {owner}, {'which has left' if self._left[owner] else f'at clock {self._clocks[owner]}'})"
@@ -255,6 +262,29 @@ class Leases:
             f"trainer {trainer} could not fetch partitions {names}, and has to do what is left of them in epoch {epoch}"
         )
         return Missing(why, any(bool(past[n]) for n in owners.values()), bool(np.delete(past, trainer).all()))
+
+    def completed(self, trainer: int, epoch: int) -> None:
+        """All of the partitions of `trainer`, which it lends, are done before this epoch: it is the trainer's clock."""
+        own = self._owner == trainer
+        self._epoch[own] = np.maximum(self._epoch[own], epoch)
+
+    def owed(self, trainer: int, epoch: int) -> Missing | None:
+        """Why `trainer`, which lends its partitions, has to stay in an epoch: they are not done; None if they are."""
+        left = self._there(epoch) & (self._owner == trainer)
+        if not left.any():
+            return None
+        holders = [n for n, lease in self.held().items() if left[lease.portion]]
+        why = (
+            f"trainer {trainer} waits in epoch {epoch}, because trainers {', '.join(map(str, holders))} work on "
+            f"portions of its partitions, and only trainer {trainer} has these"
+        )
+        return Missing(why, False, False)
+
+    def owner_of(self, partition: int) -> int:
+        return int(self._owner[self._places[partition][0]])
+
+    def has_declared(self, trainer: int) -> bool:
+        return self._declared.keys() >= set(self.shares[trainer])
 
     def over(self, trainer: int, epoch: int) -> None:
         """`trainer` is answered that the epoch is over for it: portions that become free later are for others."""
@@ -282,7 +312,7 @@ class Leases:
         if self._epoch[portion] != epoch or self._holders[portion] > 1:
             return False
         self._here(trainer)  # it was lost for a moment, because its connection broke
-        self._grant(trainer, portion, epoch, now)
+        self._hold(trainer, portion, epoch, now)
         return True
 
     def fetched(self, trainer: int, seconds: float) -> None:
@@ -314,7 +344,7 @@ class Leases:
         an epoch is only done by a trainer that has not gone on to the next one. A trainer that is in the first epoch of
         which something is left, from that of the lost trainer on, does that and all that comes later.
         """
-        if not self._declared.keys() >= set(self.shares[trainer]):
+        if not self.has_declared(trainer):
             return True
         epoch = self._clocks[trainer]
         first = np.min(self._epoch[(self._epoch >= epoch) & (self._end > self._first)], initial=MOST_EPOCHS)
@@ -429,11 +459,14 @@ class Leases:
         return self._gone | (self._clocks > epoch)
 
     def _grant(self, trainer: int, portion: int, epoch: int, now: float) -> Portion:
+        self._hold(trainer, portion, epoch, now)
+        return self._portion(portion)
+
+    def _hold(self, trainer: int, portion: int, epoch: int, now: float) -> None:
         self._drop(trainer)
         self.twice += int(self._holders[portion] == 1)
         self._holders[portion] += 1
         self._leases[trainer] = portion, epoch, now, 0
-        return self._portion(portion)
 
     def _drop(self, trainer: int) -> None:
         lease = self._lease(trainer)

@@ -242,6 +242,19 @@ class SimClient(Client):
         super().__init__(ticket, SimEnvironment(network, host))
 
 
+class SimPartitions:
+    """All partitions of a run, as a trainer of Dask fetches them from where they lie."""
+
+    address = None
+
+    def __init__(self, host: Party, partitions: Sequence[object]):
+        self._host, self._partitions = host, partitions
+
+    def fetch(self, partition: int, peer: str | None, check: Callable[[], None]) -> object:
+        self._host.sleep(self._host.world.random.uniform(0.0, MAX_FETCH_SECONDS))
+        return self._partitions[partition]
+
+
 class SimTrainer(Trainer):
     """A trainer; an iteration takes it so many virtual seconds, on the average.
 
@@ -268,15 +281,10 @@ class SimTrainer(Trainer):
         if leased is not None:
             data, shares = leased
             own = [data[number] for number in shares[trainer]]
-            batches = LeasedBatches(participant, shares, own, lambda number: self._fetch(data[number]))
+            batches = LeasedBatches(participant, shares, own, SimPartitions(host, data))
         super().__init__(participant, (), batches)
 
     def tick(self) -> int:
         if self._compute:
             self._host.sleep(self._compute * self._host.slowness * self._host.world.random.uniform(0.5, 1.5))
         return super().tick()
-
-    def _fetch(self, partition: object) -> object:
-        """Another trainer's partition, from where it lies."""
-        self._host.sleep(self._host.world.random.uniform(0.0, MAX_FETCH_SECONDS))
-        return partition

@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
+from typing import Protocol
 
 import numpy as np
 from distributed import Worker, get_worker
@@ -26,9 +27,9 @@ from dps.engine.training.batches import Batches, iterate_partition, rows
 from dps.engine.training.participant import Participant
 from dps.engine.training.types import Batch, Key, Partition
 from dps.engine.wire.messages import LeaseRequest, PartitionsAtHand
-from dps.errors import DataLostError, DPSError, InputError, RequestTimeoutError
+from dps.errors import DataLostError, DPSError, InputError, RequestTimeoutError, ServerGoneError
 
-__all__ = ["FetchablePartitions", "LeasedBatches"]
+__all__ = ["FetchablePartitions", "LeasedBatches", "PartitionSource"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +39,33 @@ POLL_SECONDS = 0.2  # between two looks for a partition that is fetched
 MAX_TRIES = 5  # to fetch a partition that no other trainer may be able to work on
 
 
+class PartitionSource(Protocol):
+    """Where a trainer gets partitions of others: `FetchablePartitions` on Dask, a `PartitionPeer` on Spark."""
+
+    # Where other trainers fetch this trainer's own partitions, "host:port"; None: not from itself.
+    @property
+    def address(self) -> str | None: ...
+
+    def fetch(self, partition: int, peer: str | None, check: Callable[[], None]) -> Partition:
+        """Get a partition here, within ``dps.timeouts.fetch``, or raise. `peer` is the address of the trainer that has
+        it, where trainers have such addresses; `check` is called now and then, and may raise, to stop it."""
+        ...
+
+
 class FetchablePartitions:
     """All partitions of a run, as its trainers may fetch them: keys of Dask, whose futures the driver holds.
 
     (No tuple or dataclass: Dask looks into those for tasks that are waited for.)
     """
 
+    address = None
+
     def __init__(self, keys: Sequence[Sequence[Key]], shares: Sequence[Sequence[int]], paired: bool):
         self.keys = [list(row) for row in keys]
         self.shares = [list(share) for share in shares]
         self.paired = paired  # a partition is a tuple
 
-    def fetch(self, partition: int, check: Callable[[], None]) -> Partition:
+    def fetch(self, partition: int, peer: str | None, check: Callable[[], None]) -> Partition:
         """Get a partition to this worker, within ``dps.timeouts.fetch``; in a task. `check` may raise, to stop it."""
         worker, keys = get_worker(), self.keys[partition]
         loop, patience = worker.loop, config.seconds("fetch")
@@ -86,7 +102,7 @@ class LeasedBatches:
     """The batches of a trainer whose work is leased in portions.
 
     `shares` has the partitions of each trainer.
-    `fetch` gets another trainer's partition here, by its number, or raises.
+    `source` gets other trainers' partitions here.
     """
 
     def __init__(
@@ -94,13 +110,14 @@ class LeasedBatches:
         participant: Participant,
         shares: Sequence[Sequence[int]],
         own: Sequence[Partition],
-        fetch: Callable[[int], Partition],
+        source: PartitionSource,
     ):
-        self.participant, self._fetch = participant, fetch
+        self.participant, self._source = participant, source
         self.own = dict(zip(shares[participant.number], own, strict=True))
         self._session, self._in_portion = participant.session, False
         self._prepare: Callable[[Partition], Partition] | None = None
         self._plan = Batches(())
+        self._how: dict[str, int | None] = {}  # how all trainers go through the epochs
         self._batches: dict[int, list] = {}  # of own partitions,
         self._foreign: OrderedDict[int, list] = OrderedDict()  # and of others'; that not used for longest comes first
         self._without: set[int] = set()  # partitions that could not be fetched,
@@ -142,10 +159,9 @@ class LeasedBatches:
         skipped = min(max(0, participant.reached - participant.clock), plan.epochs)
         if skipped:
             participant.move(participant.clock + skipped)
-        how = {"epochs": plan.epochs, "batch_size": plan.batch_size, "shuffle": plan.seed}
-        declared = [(number, len(batches)) for number, batches in self._batches.items()]
+        self._how = {"epochs": plan.epochs, "batch_size": plan.batch_size, "shuffle": plan.seed}
         for _ in range(plan.epochs - skipped):
-            yield from self._epoch(LeaseRequest(participant.clock, declared, how), end_portion)
+            yield from self._epoch(end_portion)
             tick()
 
     def check_outside(self, what: str) -> None:
@@ -158,15 +174,23 @@ class LeasedBatches:
 
     # -- inside
 
-    def _epoch(self, request: LeaseRequest, end_portion: Callable[[bool], None]) -> Iterator[Batch]:
-        """The batches of one epoch; `request` has the news that go to the controller with the first question."""
+    def _declaration(self) -> LeaseRequest:
+        """What the controller is told with the first question of an epoch."""
+        declared = [(number, len(batches)) for number, batches in self._batches.items()]
+        return LeaseRequest(self.participant.clock, declared, self._how, peer=self._source.address)
+
+    def _epoch(self, end_portion: Callable[[bool], None]) -> Iterator[Batch]:
+        """The batches of one epoch."""
         participant, session = self.participant, self._session
-        epoch = participant.clock
+        epoch, request = participant.clock, self._declaration()
         patience = session.now() + participant.clock_patience
         while True:
             request.next = PartitionsAtHand(list(self._foreign), list(self._without))
             answer = participant.lease(request)
             request, given = LeaseRequest(epoch), answer.portion
+            if answer.declare:
+                request = self._declaration()
+                continue
             if given is None:
                 late, missing = session.now() > patience, answer.missing
                 pause = None if missing is None else self._once_more(late, *missing)
@@ -178,7 +202,7 @@ class LeasedBatches:
             patience = session.now() + participant.clock_patience
             self._asked = session.now()
             number, partition, first, end, count = given
-            batches = self._of(partition, request)
+            batches = self._of(partition, answer.peer, request)
             if batches is None:
                 continue
             if len(batches) != count:
@@ -239,7 +263,7 @@ class LeasedBatches:
         self._without -= again
         return POLL_SECONDS * 2.0 ** max(self._failures[n] for n in again) if again else None
 
-    def _of(self, partition: int, request: LeaseRequest) -> list | None:
+    def _of(self, partition: int, peer: str | None, request: LeaseRequest) -> list | None:
         """The batches of a partition; another's is fetched, if it can be. `request` gets the seconds that it took."""
         if partition in self._batches:
             return self._batches[partition]
@@ -248,10 +272,10 @@ class LeasedBatches:
                 self._foreign.popitem(last=False)
             try:
                 with self.participant.waiting() as began:
-                    content = self._fetch(partition)
+                    content = self._source.fetch(partition, peer, self.participant.check)
             except Exception as error:
                 self.participant.check()
-                if isinstance(error, DPSError) and not isinstance(error, RequestTimeoutError):
+                if isinstance(error, DPSError) and not isinstance(error, (RequestTimeoutError, ServerGoneError)):
                     raise
                 logger.warning("trainer %d does without partition %d: %r", self.participant.number, partition, error)
                 self._without.add(partition)

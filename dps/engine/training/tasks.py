@@ -84,7 +84,7 @@ def train(job: TrainerJob, number: int, partition_numbers: list[int], parts: lis
         return Stopped(str(error))
     leased = None
     if stock is not None:
-        leased = LeasedBatches(participant, stock.shares, parts, lambda n: stock.fetch(n, participant.check))
+        leased = LeasedBatches(participant, stock.shares, parts, stock)
     trainer = Trainer(participant, partition_numbers, leased)
     try:
         result = job.function(trainer, parts, *job.args, **job.kwargs)

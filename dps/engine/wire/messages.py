@@ -206,6 +206,7 @@ class LeaseRequest(msgspec.Struct, omit_defaults=True):
     at: tuple[int, int] | None = None  # a portion, and batches completed: is it to go on with it?
     next: PartitionsAtHand | None = None  # it asks for a portion
     report: Any = None  # report as with a tick
+    peer: str | None = None  # with `declare`: where other trainers fetch its partitions, "host:port"
 
 
 class LeaseAnswer(msgspec.Struct, omit_defaults=True):
@@ -215,6 +216,8 @@ class LeaseAnswer(msgspec.Struct, omit_defaults=True):
     portion: LeasableBatches | None = None  # to `next`
     again: float | None = None  # seconds after which to ask again; without a portion, None: the epoch is over for it
     missing: tuple[str, bool, bool] | None = None  # why it may not go on: a `Missing` of `coordination/leases.py`
+    peer: str | None = None  # with a `portion` of another trainer: where that one lends its partitions
+    declare: bool = False  # it is to ask again, with `declare`, because this controller does not know what it has said
 
 
 # ---- Membership: what servers tell the controller beside heartbeats
