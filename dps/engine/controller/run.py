@@ -191,6 +191,7 @@ class Run:
             self.left_count += 1
             self.clock.leave(trainer, now)
             self.meetings.leave(trainer)
+            self.give_back(trainer, for_good=True)
         self.missing = set(range(self.trainers)).difference(left)
 
     def presumed_attempt(self, trainer: int) -> int:
@@ -246,8 +247,9 @@ class Run:
         if self.is_outdated(trainer, request.attempt):
             raise self.replaced(trainer)
         # The new leases know no batches yet, because trainers tell them when they begin. So a trainer that goes on
-        # would hear that nothing is left of its epoch.
-        if self.is_forgetful and self.work_leases is not None:
+        # would hear that nothing is left of its epoch. Where trainers lend each other their partitions, each has done
+        # its own ones before it goes on, and is asked to declare them again.
+        if self.is_forgetful and self.work_leases is not None and not self.work_leases.lends:
             raise StoppedError(
                 f"run {self.number} has leased its batches (reassign=True), and the leases have ended with the "
                 f"scheduler: ps.resume_run begins its trainers anew"

@@ -12,7 +12,9 @@ ops, so the others wait for it if the staleness demands that. If no trainer live
 
 Leases of batches (`work_leases.py`) are not recorded, but the clock that all trainers have reached is, and where the
 origins of the portions begin. So each portion of the epochs since is leased again, and made again in its own name: what
-had been applied is a repeat for the ledgers.
+had been applied is a repeat for the ledgers. The trainers of a leased run are begun anew, but for those that lend each
+other their partitions (Spark): these live on, and each comes back at the epoch before which its own partitions are
+done.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ def recorded(run: Run) -> RecordedRun:
         left=[] if run.elastic else run.left(),
         vacant=run.trainers - run.begun,
         reassign=run.reassign,
+        lends=leases is not None and leases.lends,
     )
 
 
@@ -58,7 +61,7 @@ def restored(record: RecordedRun, now: float) -> Run:
     run.origin, run.partitions = record.origin, record.partitions
     run.rejoin, run.reserved = record.rejoin, dict(record.reserved)
     if record.portions[0]:
-        leases = WorkLeases(record.partitions, record.start, lambda count: record.portions[0])
+        leases = WorkLeases(record.partitions, record.start, lambda count: record.portions[0], record.lends)
         run.lease_work(leases, record.reassign)
     run.wait_for_return(record.attempts, record.left, now)
     return run

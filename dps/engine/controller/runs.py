@@ -182,10 +182,12 @@ class Runs:
         reassign: bool | str = False,
         warm_start: int = 0,
         vacant: int = 0,
+        lends: bool = False,
     ) -> int:
         """Begin a run of that many trainers; returns its number. `collecting` are tables that collect a clock's pushes.
 
-        The last `vacant` seats are for trainers that join later; the work of such a run is leased (`reassign`).
+        The last `vacant` seats are for trainers that join later; the work of such a run is leased (`reassign`). With
+        `lends`, trainers fetch partitions from each other, and outlive a scheduler.
         With `resumed`, it resumes the run of a checkpoint: at its clock, with its origins. With `warm_start`, trainer
         0 begins alone, and the others when it has come to that clock.
         """
@@ -207,7 +209,7 @@ class Runs:
         run.origin = self.origins.allot(trainers) if resumed is None else resumed.origin
         run.partitions = [list(part) for part in partitions]
         if reassign:
-            run.lease_work(WorkLeases(run.partitions, clock, self.origins.allot), reassign)
+            run.lease_work(WorkLeases(run.partitions, clock, self.origins.allot, lends), reassign)
             for trainer in run.left():
                 run.give_back(trainer, for_good=True)
         self._last = run.number

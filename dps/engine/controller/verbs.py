@@ -168,13 +168,14 @@ async def start_run(
     reassign: bool | str = False,
     warm_start: int = 0,
     vacant: int = 0,
+    lends: bool = False,
 ) -> int:
     """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
     if session.journal is not None:
         await session.journal.set_origins_aside(trainers)
     collecting = session.ends.collecting()
     restored = session.checkpoints.resumable(trainers) if resume else None
-    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start, vacant)
+    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start, vacant, lends)
     run: int = await session.in_endpoint(session.runs.start, *args)
     session.checkpoints.resumed()
     if collecting and not elastic:  # because a run whose driver died has left its last clock open

@@ -42,8 +42,11 @@ def train(
         data = spark.chosen(data, columns)
     elif columns is not None:
         data = user_data.chosen(client, data, columns, of_servers)
-    if on_spark and options.reassign:
-        raise InputError("reassign=True is for Dask data: trainers cannot fetch each other's Spark partitions")
+    if on_spark and options.grows:
+        raise InputError(
+            'trainers="all" is for Dask data: the tasks of a barrier stage of Spark begin and end together, so none '
+            "can come later; say how many, or leave it out"
+        )
     try:
         if on_spark:
             results = spark.launch(ticket, call, asking, function, data, options, restored)

@@ -196,8 +196,13 @@ def vacant_seats(trainers: int, options: RunOptions, restored: SavedRun | None) 
     return restored.vacant if options.resume and restored is not None else trainers + SPARE_SEATS
 
 
-def begin(call: Control, shares: list[list[int]], options: RunOptions, vacant: int = 0) -> tuple[int, int]:
-    """A run for so many trainers, or their part of one that is open: its number, and that of their first."""
+def begin(
+    call: Control, shares: list[list[int]], options: RunOptions, vacant: int = 0, lends: bool = False
+) -> tuple[int, int]:
+    """A run for so many trainers, or their part of one that is open: its number, and that of their first.
+
+    With `lends`, trainers whose work is leased fetch partitions from each other.
+    """
     if options.interrupted:
         return options.interrupted, 0
     if options.run is not None:
@@ -205,6 +210,8 @@ def begin(call: Control, shares: list[list[int]], options: RunOptions, vacant: i
     every_seat = [*shares, *([] for _ in range(vacant))]
     fields = {"trainers": len(every_seat), "partitions": every_seat, "vacant": vacant}
     fields |= {"resume": options.resume, "reassign": options.reassign, "warm_start": options.warm_start}
+    if lends and options.reassign:
+        fields["lends"] = True
     return start(call, options.staleness, **fields), 0
 
 

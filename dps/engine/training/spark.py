@@ -34,6 +34,7 @@ from dps.engine.training.open_run import OpenRun
 from dps.engine.training.progress_bar import ProgressBar
 from dps.engine.training.spark_tasks import Failed, SparkJob, StoppedOnSpark
 from dps.engine.training.types import Batch, Columns, Control, Data, Function, Partition, Result
+from dps.engine.wire.handshake import new_secret
 from dps.engine.wire.messages import SavedRun
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, by_name
 
@@ -236,9 +237,9 @@ def launch(
     else:
         number = _trainers(where, options.count)
         shares = [list(range(n, count, number)) for n in range(number)]
-    run, first = begin(call, shares, options)
+    run, first = begin(call, shares, options, lends=True)
     called = options.wrapped(function), options.args, dict(options.kwargs), options.retries
-    job = SparkJob(ticket, run, first, *called, shares)
+    job = SparkJob(ticket, run, first, *called, shares, new_secret() if options.reassign else None)
     numbers = set(range(first, first + len(shares)))
     work = None
 

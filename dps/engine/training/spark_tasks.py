@@ -23,6 +23,9 @@ import cloudpickle
 from dps import config
 from dps.engine.client.client import Client, Ticket
 from dps.engine.client.environment import ProcessEnvironment
+from dps.engine.training.leased_batches import LeasedBatches
+from dps.engine.training.participant import Participant
+from dps.engine.training.partition_peer import PartitionPeer
 from dps.engine.training.trainer import Trainer
 from dps.engine.training.types import Batch, Function, Options, Partition, Result
 from dps.engine.wire import frames
@@ -71,6 +74,9 @@ class SparkJob(NamedTuple):
     kwargs: Options
     retries: int = 0
     shares: list[list[int]] | None = None  # of each trainer of a barrier stage: the numbers of its partitions
+    # Secret with which its trainers lend each other partitions, where work is re-assigned. Only they and the driver
+    # know it, because what they fetch is unpickled.
+    lending: str | None = None
 
 
 class StoppedOnSpark(NamedTuple):
@@ -110,14 +116,20 @@ def train_frames(job: SparkJob, read: Read, batches: Iterator[Batch]) -> Iterato
 
 def _attempt(job: SparkJob, number: int, read: Callable[[], list]) -> Result:
     incarnation = _context().taskAttemptId()
-    trainer = partitions = None
+    trainer = partitions = peer = None
     mine = [] if job.shares is None else job.shares[number - job.first]
     try:
         environment = ProcessEnvironment(pool)
-        trainer = Trainer.join(
-            job.ticket, job.run, number, incarnation, _where(), environment=environment, partition_numbers=mine
+        leased = job.lending is not None
+        participant = Participant(
+            job.ticket, job.run, number, incarnation, _where(), environment=environment, leased=leased
         )
+        trainer = Trainer(participant, mine)
         partitions = read()  # which may take long: a trainer that comes again is to be back before
+        if job.lending is not None and job.shares is not None:
+            lent = dict(zip(mine, partitions, strict=True))
+            peer = PartitionPeer(job.ticket, job.lending, environment, job.run, lent)
+            trainer = Trainer(participant, mine, LeasedBatches(participant, job.shares, partitions, peer))
         result = job.function(trainer, partitions, *job.args, **job.kwargs)
         trainer.leave()
         return result
@@ -129,6 +141,8 @@ def _attempt(job: SparkJob, number: int, read: Callable[[], list]) -> Result:
         _leave(trainer, error)
         return StoppedOnSpark(str(error)) if stopped else Failed(_portable(error, number))
     finally:
+        if peer is not None:
+            peer.close()
         if trainer is not None:
             trainer.close()
 

@@ -101,6 +101,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
     left: list[int]  # trainers that are done; none of an elastic run, where no trainer waits for another
     vacant: int = 0  # how many of the trainers' seats, the last ones, were vacant when it began
     reassign: bool | str = True  # of a run with portions: as `Run.reassign`
+    lends: bool = False  # its work is leased to trainers that fetch partitions from each other
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
