@@ -337,7 +337,7 @@ class GivesUpAnyTrainer(Leases):
 class GivesUpBeforeItHasDeclared(Leases):
     """Nothing seems to be left of partitions whose batches are not known."""
 
-    needs = mutant(Leases.needs, "not self.has_declared(trainer)", "False")
+    needs = mutant(Leases.needs, "not self._declared.keys() >= set(self.shares[trainer])", "False")
 
 
 class ReliesOnTrainersThatHaveGoneOn(Leases):
@@ -823,7 +823,7 @@ def test_a_trainer_reports_times_that_cannot_be():
 def test_the_many_ask_more_rarely():
     portions = WorkLeases([[n] for n in range(1000)], 0, allot=lambda count: 1)
     ask(portions, 1, {"epoch": 0, "declare": [[1, 1]], "next": {"have": [], "without": []}}, 0.0)
-    request = {"epoch": 0, "declare": [[0, 0]], "next": {"have": [], "without": []}}
+    request = {"epoch": 0, "next": {"have": [], "without": []}}
     assert ask(portions, 0, request, 0.0, lambda: True)["again"] == 2.0
 
 

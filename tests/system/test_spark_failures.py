@@ -8,6 +8,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import dask
+import lent_programs
 import numpy as np
 import psutil
 import pytest
@@ -224,3 +225,47 @@ def test_a_run_on_spark_outlives_the_scheduler_of_dask(spark, tmp_path):
             assert ps.dask_client is not first
             ps.close()
         first._loop_runner.stop()  # Dask leaves its thread running when a client has given up by itself
+
+
+def of_epochs(client, table, rows, epochs):
+    """How often each row was counted in each epoch, by the functions of `lent_programs`."""
+    return client.pull(table, np.add.outer(lent_programs.EPOCH * np.arange(epochs), np.arange(rows)))
+
+
+def test_an_executor_killed_while_it_works_on_the_partition_of_another(spark, ps, tmp_path):
+    """Spark begins all trainers again: those of whom others had portions, too."""
+    name = uuid.uuid4().hex
+    ps.table(name, dtype="int64")
+    rdd = spark.sparkContext.range(200, numSlices=2)
+    how = {"staleness": 1, "reassign": True, "progress": False}
+    results = ps.run(lent_programs.count_unevenly_and_die, rdd, args=(name, str(tmp_path)), **how)
+    assert os.listdir(tmp_path) == ["killed"]
+    assert all(attempt >= 1 and clock == 3 for attempt, clock in results)
+    assert (of_epochs(ps.client(), name, 200, 3) == 1).all()
+
+
+@pytest.mark.thorough
+def test_a_run_with_lent_partitions_outlives_the_scheduler_of_dask(spark, tmp_path):
+    """The next controller knows no portion, and its trainers go on in the epochs that they had come to."""
+    with Shell(tmp_path) as shell:
+        cluster = Survivors(shell)
+        with cluster.client(2) as first:
+            ps = dps.ParameterServer(first, servers=2)
+            ps.table("counts", dtype="int64", copies=2)
+            client, go = ps.client(), tmp_path / "go"
+            rdd, how = spark.sparkContext.range(200, numSlices=2), {"staleness": 1, "reassign": True, "progress": False}
+            end = in_thread(ps.run, lent_programs.count_until, rdd, args=("counts", str(go)), **how)
+
+            def sums():
+                return of_epochs(client, "counts", 200, 6).sum(axis=1)
+
+            wait_until(lambda: sums()[1] > 60)
+            cluster.kill_scheduler()
+            cluster.start_scheduler()
+            before = sums().sum()
+            wait_until(lambda: sums().sum() > before + 100)
+            go.touch()
+            assert end() == [(0, 6), (0, 6)], "no trainer began again"
+            assert (of_epochs(client, "counts", 200, 6) == 1).all()
+            assert ps.status().runs[0].portions.moved > 0
+            ps.close()

@@ -283,9 +283,6 @@ class Leases:
     def owner_of(self, partition: int) -> int:
         return int(self._owner[self._places[partition][0]])
 
-    def has_declared(self, trainer: int) -> bool:
-        return self._declared.keys() >= set(self.shares[trainer])
-
     def over(self, trainer: int, epoch: int) -> None:
         """`trainer` is answered that the epoch is over for it: portions that become free later are for others."""
         self._clocks[trainer] = max(self._clocks[trainer], epoch + 1)
@@ -344,7 +341,7 @@ class Leases:
         an epoch is only done by a trainer that has not gone on to the next one. A trainer that is in the first epoch of
         which something is left, from that of the lost trainer on, does that and all that comes later.
         """
-        if not self.has_declared(trainer):
+        if not self._declared.keys() >= set(self.shares[trainer]):
             return True
         epoch = self._clocks[trainer]
         first = np.min(self._epoch[(self._epoch >= epoch) & (self._end > self._first)], initial=MOST_EPOCHS)
