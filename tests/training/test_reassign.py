@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from distributed import Client
+from oracles import mutant
 from run_peers import state_of
 from servers import PATIENCE, wait_until
 
@@ -31,7 +32,7 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.training.launch import RunOptions, resumed
 from dps.engine.training.leased_batches import MAX_TRIES, FetchablePartitions, LeasedBatches
 from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, PartitionsAtHand, SavedRun, decode, encode
-from dps.errors import DataLostError, InputError, RequestTimeoutError, StoppedError
+from dps.errors import DataLostError, InputError, RequestTimeoutError, ServerGoneError, StoppedError
 from dps.testing import Faults, Simulation
 
 EPOCH = 10**6  # a row's key in the next epoch is so much greater
@@ -276,8 +277,8 @@ class Lone:
     reached = planned = first_portion = 0
     clock_patience, time = 100.0, 0.0
 
-    def __init__(self):
-        self.controller = WorkLeases([[0], [1]], 0, allot=lambda count: 0)
+    def __init__(self, lends=False):
+        self.controller = WorkLeases([[0], [1]], 0, lambda count: 0, lends)
         self.meter, self.own, self.session = SimpleNamespace(rows=0), Origin(clock=0), self
         self.other(declare=[[0, 2]], next=OFFER)
 
@@ -362,12 +363,13 @@ def test_what_nobody_else_will_do_is_tried_again(failures):
     assert len(tried) == min(failures + 1, MAX_TRIES)
 
 
+@pytest.mark.parametrize("error", [OSError, RequestTimeoutError, ServerGoneError])
 @pytest.mark.parametrize("comes", [True, False])
-def test_what_cannot_be_fetched_is_waited_for(comes):
+def test_what_cannot_be_fetched_is_waited_for(comes, error):
     trainer = Lone()
 
     def fetch(partition):
-        raise OSError("no such luck")
+        raise error("no such luck")
 
     def sleep(seconds):
         trainer.time += seconds
@@ -383,6 +385,25 @@ def test_what_cannot_be_fetched_is_waited_for(comes):
         with pytest.raises(DataLostError, match=r"partitions 0 \(of trainer 0, at clock 0\)"):
             trainer.iterate(fetch)
         assert trainer.time == pytest.approx(100, abs=1)
+
+
+def test_a_trainer_that_lends_tells_another_controller_what_it_has_declared(monkeypatch):
+    def batches():
+        trainer, own = Lone(lends=True), [np.arange(3)]
+        source = SimpleNamespace(address="b:2", fetch=lambda partition, peer, check: pytest.fail("nobody lends it"))
+        portions = LeasedBatches(trainer, [[0], [1]], own, source)
+        found = portions.iterate(trainer.tick, lambda done: None, own, 1, 1, None, None)
+        first = next(found).tolist()
+        assert trainer.controller.peers == {1: "b:2"}
+        trainer.controller = WorkLeases([[0], [1]], 0, lambda count: 0, lends=True)
+        assert [first, *(batch.tolist() for batch in found)] == [[0], [1], [2]]
+        assert trainer.controller.peers == {1: "b:2"}
+        assert trainer.controller.describe()["done"] == 3
+
+    batches()
+    monkeypatch.setattr(LeasedBatches, "_epoch", mutant(LeasedBatches._epoch, "if answer.declare", "if False"))
+    with pytest.raises(AssertionError):
+        batches()
 
 
 def wait_for_go():

@@ -7,7 +7,7 @@ one is still wanted. `LeaseAnswer` is the answer.
 Trainers that *lend* each other their partitions (Spark) say where they listen, and a trainer that is given a portion of
 another one's partition is told that. A controller that has taken the run over knows nothing of all this. So it asks a
 trainer to declare its partitions again before it answers anything else, and gives no trainer a portion whose partition
-nobody would lend at present.
+no trainer lends at present.
 
 Every request is answered at once, and is idempotent: a portion that was declared, done or given back stays so, and a
 trainer that asks for the next portion while it holds one is given that one again.
@@ -113,7 +113,7 @@ class WorkLeases:
         return {n for owner, share in shares if owner != trainer and owner not in self.peers for n in share}
 
     def _lender(self, trainer: int, partition: int) -> str | None:
-        """Where the owner of a partition lends it to `trainer`; None for its own, or where nobody lends anything."""
+        """Where the owner of a partition lends it to `trainer`; None for its own, or without such an address."""
         owner = self.leases.owner_of(partition)
         return None if owner == trainer else self.peers.get(owner)
 

@@ -40,12 +40,11 @@ still there when it comes back. A run that trainers may join while it goes on gi
 would be left out (`needs`). Once no trainer that counts is at clock e or earlier, what has not been done of epoch e is
 given up: a training function has broken off its loop.
 
-Where trainers *lend* each other their partitions (Spark), nobody but the owner has a partition, and another trainer
-fetches it there. So an owner stays in an epoch until all portions of its own partitions are done, also those that other
-trainers hold (`owed`): nobody ever needs a partition of a trainer that has gone on or has left. It follows that a
-trainer at clock e has done, by itself or through others, all of its own partitions before epoch e (`completed`). A
-controller that takes a run over relies on that: it knows of no portion that was done, and begins with the epoch that
-all trainers have completed.
+Where trainers *lend* each other their partitions (Spark), only the owner has a partition, and another trainer fetches
+it there. So an owner stays in an epoch until all portions of its own partitions are done, also those that other
+trainers hold (`owed`): no trainer ever needs a partition of one that has gone on or has left. It follows that, when a
+trainer is at clock e, all of its own partitions are done before epoch e (`completed`). A controller that takes a run
+over relies on that: it knows of no portion that was done, and begins with the epoch that all trainers have come to.
 
 Up to 1000 trainers ask, some of them several times a second, in the thread that answers ticks: so loops over all
 trainers or portions are numpy's.

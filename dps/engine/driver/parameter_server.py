@@ -957,9 +957,9 @@ class ParameterServer:
             Lease the batches of each epoch to the trainers in portions, so that a slow one gets fewer of them. With
             "auto" each trainer keeps its own until one is found to be slow for good, or to have more to do;
             :meth:`set_reassign` changes it while the run goes on, where it was not False. The clock, and with it the
-            staleness, counts epochs; each batch counts once in each, whichever trainer works on it. For Dask data,
-            functions that go through it with :meth:`dps.Trainer.iterate`, and pushes that depend on the batch alone in
-            which keys they name, and how many they are. See *Work re-assignment* in the documentation.
+            staleness, counts epochs; each batch counts once in each, whichever trainer works on it. For data of Dask
+            or Spark, functions that go through it with :meth:`dps.Trainer.iterate`, and pushes that depend on the
+            batch alone in which keys they name, and how many they are. See *Work re-assignment* in the documentation.
         columns : str, or list of names and of lists of names, optional
             Of a DataFrame of Dask, Spark, pandas, polars or Arrow, a list of such frames in memory, which are its
             partitions, or a dict of columns: each partition is a tuple of numpy arrays,

@@ -4,6 +4,7 @@
 trainer         Trainer: a client with a clock
 participant     what a trainer tells and asks the controller
 allreduce       large arrays combined between the trainers themselves, in a ring of connections
+trainer_port    where a trainer listens to other trainers, and what one fetches of another
 batches         partitions cut into batches, and the batches of each epoch
 merging         values merged by key before they are sent
 model_copy      rows kept and gradients gathered between two exchanges
@@ -14,6 +15,7 @@ read_gate       where a trainer waits before it reads a table that has a stalene
 epochs          epochs that all trainers end at one clock
 rows_ahead      the rows of batches, pulled while earlier batches are computed, and which of them are stale
 leased_batches  batches leased in portions, this trainer's or another's
+partition_peer  partitions that trainers on Spark lend each other
 types           names for what passes through: data, partitions, JSON
 data            what a user calls data, as partitions on workers, and which trainer takes which
 dataframes      frames of polars, Arrow and others as pandas frames

@@ -4,9 +4,9 @@ Spark gives each task its own partitions and no others. So with ``reassign=True`
 another trainer that is to work on one of its partitions fetches it there, as a pickle in pieces (`trainer_port.py`).
 The controller says where (`LeaseRequest.peer`, `LeaseAnswer.peer`).
 
-Who may fetch, and what is unpickled. The connections have a secret of their own, which the driver has made for this run
-and which reaches its trainers with Spark's tasks, that is, with code. Both sides prove that they know it before a byte
-of a partition travels. So no client of the parameter server can send a trainer a pickle.
+Which peers may fetch, and what is unpickled. The connections have a secret of their own, which the driver has made for
+this run and which reaches its trainers with Spark's tasks, that is, with code. Both sides prove that they know it
+before a byte of a partition travels. So no client of the parameter server can send a trainer a pickle.
 """
 
 from __future__ import annotations
