@@ -107,7 +107,7 @@ class WorkLeases:
 
     def _unlent(self, trainer: int) -> set[int]:
         """The partitions of other trainers that cannot be fetched now, because their owners are lost or not back."""
-        if not self.lends:
+        if not self.lends or len(self.peers) == len(self.leases.shares):
             return set()
         shares = enumerate(self.leases.shares)
         return {n for owner, share in shares if owner != trainer and owner not in self.peers for n in share}
