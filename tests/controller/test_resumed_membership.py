@@ -261,6 +261,7 @@ def check_deaths() -> None:
     world.time += 3.0
     world.beats(9, 0)
     assert counted(world)
+    check_deaths_beside_servers_that_were_lost_before()
     world = JournaledWorld().begin()
     world.beats(1)
     world.table("w", shards=1)
@@ -269,6 +270,38 @@ def check_deaths() -> None:
     for seconds in (3.0, 3.0):
         world.time += seconds
         assert not counted(world), "server 0 may follow another one"
+
+
+def check_deaths_beside_servers_that_were_lost_before() -> None:
+    """The journal has gone on without a server; it does not wait for its death, but looks for it, too, when others die.
+
+    Otherwise that server might follow another controller for all that this one knows, and the journal would wait for
+    ever for two servers whose deaths were found too late.
+    """
+    world = JournaledWorld(servers=4).begin()
+    world.write()
+    world.beats(1)
+    world.cut(3)
+    world.time += 3.0
+    for request in range(3, 9):
+        world.beats(request, 0, 1, 2)
+        world.membership.tick()
+        world.write(0, 1, 2)
+    assert world.recorder.journal.committed.holders == {0, 1, 2}
+    assert not world.membership.holders.suspects(), "nothing waits"
+    before = world.recorder.journal.committed.number
+    world.table("w", shards=1)
+    kept, *lost = world.recorder.journal.committed.holders
+    for number in lost:
+        world.cut(number)
+    for seconds in (3.0, 3.0):  # the first time that the deaths are looked for is after their leases
+        world.time += seconds
+        world.beats(9 + int(world.time), kept)
+        assert set(world.membership.holders.suspects()) >= {*lost}
+        for number in world.membership.holders.suspects():
+            world.membership.holders.died(number)
+        world.write(kept)
+    assert world.recorder.journal.committed.number > before
 
 
 def check_leaving() -> None:
@@ -332,6 +365,7 @@ def test_a_controller_with_a_journal(check):
         (Holders, "died", "(now - found > lease and follow)", "True", "deaths"),
         (Holders, "died", "now - found > lease and follow", "follow", "deaths"),
         (Holders, "died", "now - found > lease and follow", "now - found > lease", "deaths"),
+        (Holders, "suspects", "awaited | (self._bound_at.keys() - self._dead.keys())", "awaited", "deaths"),
         (Holders, "hosts", "if server.leaving and self._owner.empty(n)", "if False", "leaving"),
     ],
     ids=lambda value: value if value in CHECKS else "",

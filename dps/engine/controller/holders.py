@@ -74,11 +74,18 @@ class Holders:
         if self.recorder is not None:
             self.recorder.tick()
 
-    def awaited(self) -> dict[int, tuple[str, int]]:
-        """Addresses of the servers that are not connected, and for which the journal waits."""
-        unwritten = set() if self.recorder is None else self.recorder.unwritten
+    def suspects(self) -> dict[int, tuple[str, int]]:
+        """Addresses of the servers that may be dead, while the journal waits for one of them; else none.
+
+        These are also servers that do not keep the journal, because the death of one that does may count only if no
+        server is left that follows another controller.
+        """
+        awaited = set() if self.recorder is None else self.recorder.unwritten
         connected = {n for n, server in self._owner.servers.items() if server.connection is not None}
-        return {n: self.addresses[n] for n in unwritten - connected if n in self.addresses}
+        if awaited <= connected:
+            return {}
+        unknown = awaited | (self._bound_at.keys() - self._dead.keys())
+        return {n: self.addresses[n] for n in unknown - connected if n in self.addresses}
 
     def died(self, number: int) -> None:
         """The process of a server has ended: nothing listens at its address.
@@ -87,7 +94,7 @@ class Holders:
         controller before it died, and have kept a record of that one. Then its death counts when what it has granted is
         over, if all other servers have followed this controller since: none is left that follows another one.
         """
-        if self.recorder is None or number not in self.awaited():
+        if self.recorder is None or number not in self.suspects():
             return
         now, lease, servers = self._owner.endpoint.now(), config.seconds("lease"), self._owner.servers
         found = self._dead.setdefault(number, now)

@@ -130,8 +130,9 @@ class SessionJournal:
         """
         while True:
             await asyncio.sleep(PROBE_SECONDS)
-            for number, address in (await self._in_endpoint(self._membership.holders.awaited)).items():
-                if await refuses(address):
+            suspects = await self._in_endpoint(self._membership.holders.suspects)
+            for number, is_dead in zip(suspects, await asyncio.gather(*map(refuses, suspects.values())), strict=True):
+                if is_dead:
                     await self._in_endpoint(self._membership.holders.died, number)
 
 

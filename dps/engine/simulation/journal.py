@@ -66,7 +66,7 @@ class SimJournal:
 
     def _find_dead(self) -> None:
         """Tell the journal which servers are dead while it waits for them: their machines refuse connections."""
-        for number, address in self._membership.holders.awaited().items():
+        for number, address in self._membership.holders.suspects().items():
             if self._network.refuses(self._party, address):
                 self._membership.holders.died(number)
         self._party.later(PROBE_SECONDS, self._find_dead)

@@ -210,7 +210,7 @@ def begin(
     every_seat = [*shares, *([] for _ in range(vacant))]
     fields = {"trainers": len(every_seat), "partitions": every_seat, "vacant": vacant}
     fields |= {"resume": options.resume, "reassign": options.reassign, "warm_start": options.warm_start}
-    if lends and options.reassign:
+    if lends and options.is_leased:
         fields["lends"] = True
     return start(call, options.staleness, **fields), 0
 

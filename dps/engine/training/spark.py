@@ -239,7 +239,7 @@ def launch(
         shares = [list(range(n, count, number)) for n in range(number)]
     run, first = begin(call, shares, options, lends=True)
     called = options.wrapped(function), options.args, dict(options.kwargs), options.retries
-    job = SparkJob(ticket, run, first, *called, shares, new_secret() if options.reassign else None)
+    job = SparkJob(ticket, run, first, *called, shares, new_secret() if options.is_leased else None)
     numbers = set(range(first, first + len(shares)))
     work = None
 
