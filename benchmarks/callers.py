@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,13 +141,21 @@ def trainers(ps: dps.ParameterServer, plan: Plan) -> contextlib.AbstractContextM
 
 @contextlib.contextmanager
 def spark(ps: dps.ParameterServer, plan: Plan) -> Iterator[Futures]:
-    """One call of `ps.run`, in a thread; where the block fails, it ends with Spark's session."""
+    """One call of `ps.run`, in a thread, which is left behind where the block fails: it may wait for a scheduler."""
     from benchmarks.batch_rivals import spark_session  # which imports what no other caller needs
 
-    with ThreadPoolExecutor(1) as threads, spark_session() as session:
+    found: Future[list[Account]] = Future()
+
+    def run(rdd: Any) -> None:
+        try:
+            found.set_result(ps.run(be_task, rdd, staleness=plan.staleness, args=(plan,), progress=False))
+        except BaseException as error:
+            found.set_exception(error)
+
+    with spark_session() as session:
         rdd = session.sparkContext.range(CALLERS, numSlices=CALLERS)
-        how = {"staleness": plan.staleness, "args": (plan,), "progress": False}
-        yield [threads.submit(ps.run, be_task, rdd, **how)]
+        threading.Thread(target=run, args=(rdd,), daemon=True).start()
+        yield [found]
 
 
 KINDS = {"clients": clients, "trainers": trainers, "spark": spark}
