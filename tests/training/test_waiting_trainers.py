@@ -18,7 +18,7 @@ from dps.engine.client.ticket import Ticket
 from dps.engine.controller.interrupted_runs import InterruptedRuns
 from dps.engine.controller.run_records import recorded
 from dps.engine.controller.runs import Runs
-from dps.engine.training.participant import Participant
+from dps.engine.training.participant import LOOK_SECONDS, Participant
 from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Endpoint
 from dps.errors import ControllerGoneError
@@ -116,12 +116,93 @@ def test_a_trainer_that_does_not_wait_is_noticed(wrong):
     assert_noticed(*wrong, lambda: go_on(0))
 
 
+@contextlib.contextmanager
+def trainer_ahead(controller: LoneController, staleness: float = 1, ticks: int = 1, **options: object):
+    """A trainer that has ticked, of a run whose other trainer is at clock 0."""
+    bound = None if math.isinf(staleness) else staleness
+    run = controller.endpoint.call(controller.runs.start, 2, bound)
+    participant = Participant(controller.ticket, run, 0, incarnation=4, **options)
+    other = dps.Trainer.join(controller.ticket, run, 1, incarnation=4)
+    with contextlib.closing(other), contextlib.closing(dps.Trainer(participant)) as trainer:
+        for _ in range(ticks):
+            trainer.tick()
+        yield trainer
+
+
+def ticks_alone(staleness: float, allowed: int) -> None:
+    """Ticks that the staleness allows go on without a controller; the next one waits for another controller."""
+    with dask.config.set({"dps.timeouts.connect": "0.1 s"}):
+        first = LoneController(grace=PATIENCE)
+        with trainer_ahead(first, staleness) as trainer:
+            run = trainer.run
+            record = first.endpoint.call(lambda: recorded(first.runs.runs[run]))
+            first.endpoint.stop()
+            for _ in range(allowed - 1):
+                trainer.tick()
+            assert trainer.clock == allowed
+            waits = threading.Thread(target=trainer.tick, daemon=True)
+            if not math.isinf(staleness):
+                waits.start()
+                time.sleep(0.3)
+                assert waits.is_alive()
+                assert trainer.clock == allowed
+            second = LoneController(PATIENCE, first.endpoint.port)
+            try:
+                second.endpoint.call(InterruptedRuns(second.runs).resume, 50, [record])
+                clock = second.runs.runs[run].clock
+                if math.isinf(staleness):
+                    time.sleep(LOOK_SECONDS)
+                    trainer.tick()
+                    wait_until(lambda: clock.clock_of(0) == allowed + 1, SECONDS)
+                else:
+                    wait_until(lambda: clock.clock_of(0) == allowed + 1, SECONDS)
+                    assert waits.is_alive(), "the other trainer is at clock 0"
+            finally:
+                second.runs.close(dps.errors.StoppedError("the end of the test"))
+                second.endpoint.stop()
+            if waits.ident is not None:
+                waits.join(PATIENCE)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("staleness", "allowed"), [(2, 2), (3, 3), (math.inf, 100)])
+def test_ticks_that_the_staleness_allows_do_not_wait(staleness, allowed):
+    ticks_alone(staleness, allowed)
+
+
+def alone_for_the_grace() -> None:
+    with dask.config.set({"dps.timeouts.connect": "0.1 s"}):
+        controller = LoneController(grace=0.2)
+        with trainer_ahead(controller, math.inf) as trainer:
+            controller.endpoint.stop()
+            trainer.tick()
+            time.sleep(LOOK_SECONDS + 0.1)
+            with pytest.raises(ControllerGoneError, match=r"waited 0\.2 s \(dps\.scheduler\.grace\)"):
+                trainer.tick()
+
+
+def test_a_trainer_goes_on_alone_for_the_grace_only():
+    alone_for_the_grace()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("wrong", "check"),
+    [
+        ((Participant, "_may_pass", "<= self.staleness", "<= self.staleness + 1"), lambda: ticks_alone(2, 2)),
+        ((Participant, "_may_pass", "self.session.grace > 0 and", "False and"), alone_for_the_grace),
+        ((Participant, "_once", "raise self._waited_too_long(error) from error", "pass"), alone_for_the_grace),
+    ],
+    ids=["one too many", "none", "for ever"],
+)
+def test_a_wrong_way_to_go_on_alone_is_noticed(wrong, check):
+    assert_noticed(*wrong, check)
+
+
 def test_the_error_says_for_how_long_they_waited_and_what_to_do():
     with dask.config.set({"dps.timeouts.connect": "0.1 s"}):
         controller = LoneController(grace=0.4)
-        run = controller.endpoint.call(controller.runs.start, 1, 0)
-        with contextlib.closing(dps.Trainer.join(controller.ticket, run, 0)) as trainer:
-            trainer.tick()
+        with trainer_ahead(controller) as trainer:
             controller.endpoint.stop()
             with pytest.raises(
                 ControllerGoneError, match=r"waited 0\.4 s \(dps\.scheduler\.grace\) at clock 1 .*ps\.resume_run"
@@ -132,10 +213,7 @@ def test_the_error_says_for_how_long_they_waited_and_what_to_do():
 def test_a_trainer_that_is_told_to_stop_does_not_wait():
     stop = []
     controller = LoneController(grace=PATIENCE)
-    run = controller.endpoint.call(controller.runs.start, 1, 0)
-    participant = Participant(controller.ticket, run, 0, cancelled=lambda: bool(stop))
-    with contextlib.closing(dps.Trainer(participant)) as trainer:
-        trainer.tick()
+    with trainer_ahead(controller, cancelled=lambda: bool(stop)) as trainer:
         controller.endpoint.stop()
         threading.Timer(0.2, stop.append, [True]).start()
         with pytest.raises(dps.errors.StoppedError, match="was told to stop at clock 1"):

@@ -6,6 +6,10 @@ its clock; a report has a number; a collective call has its place in the program
 trainer that holds it. What a participant keeps until it is answered is little: a tick whose answer is still to be read
 (`_tick`), a report that may not have arrived (`_report`), and what it takes to join again (`_join_request`), with a
 count by which the controller knows the newest of its connections.
+
+Where the parameter server outlives its scheduler, a participant waits for the next controller. But a tick that the last
+answer allows, because no other trainer was too far behind, does not wait (`_may_pass`): the trainer goes on, looks for
+a controller now and then, and tells it of its clock when it joins again.
 """
 
 from __future__ import annotations
@@ -32,12 +36,22 @@ from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import Await, Collect, Tick, TickAnswer
 from dps.engine.wire.messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent, decode, encode
-from dps.errors import AccessDeniedError, ClockTimeoutError, ControllerGoneError, InputError, StoppedError
+from dps.errors import (
+    AccessDeniedError,
+    ClockTimeoutError,
+    ControllerGoneError,
+    DPSError,
+    InputError,
+    RequestTimeoutError,
+    StoppedError,
+)
 
 __all__ = ["Participant"]
 
 T = TypeVar("T")
 GRACE_SECONDS = 10.0  # beyond the controller's own time-out, before a trainer stops believing in an answer
+LOOK_SECONDS = 1.0  # between two looks for a controller, of a trainer that goes on without one
+GREETING_SECONDS = 0.25  # for which such a look waits, because what listens there may stand still
 
 
 class Participant:
@@ -93,6 +107,8 @@ class Participant:
         self._plain = PlainTicks(Polling(config.polling()))
         self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
         self._collectives = 0  # called at this clock
+        self._alone_since: float | None = None  # since when it has ticked without a controller,
+        self._looked = -math.inf  # and when it looked for one last
         self._left = False
         self._peer: RingPeer | None = None
         self._ring: RingAllreduce | None = None
@@ -232,7 +248,37 @@ class Participant:
             else:
                 self._take_answer(request.answer(deadline))
 
-        self._again(ask)
+        if self._may_pass(clock):
+            self._once(ask)
+        else:
+            self._again(ask)
+
+    def _may_pass(self, clock: int) -> bool:
+        """Whether the trainer may go on from a clock by what it knows: that of the slowest other one never falls."""
+        return self.session.grace > 0 and clock - self.others_clock <= self.staleness
+
+    def _once(self, ask: Callable[[], object]) -> None:
+        """`ask()` if a controller is there; else nothing, for as long as the grace. A later tick says more."""
+        now = self.session.now()
+        if self._alone_since is not None and now - self._looked < LOOK_SECONDS:
+            return
+        try:
+            if self._alone_since is not None:
+                self._look_for_controller()
+            ask()
+            self._alone_since = None
+        except (ControllerGoneError, AccessDeniedError) as error:
+            self._tick, self._looked = None, now
+            if self._alone_since is None:
+                self._alone_since = now
+            elif now - self._alone_since > self.session.grace:
+                raise self._waited_too_long(error) from error
+
+    def _look_for_controller(self) -> None:
+        try:
+            self.session.controller(GREETING_SECONDS)
+        except RequestTimeoutError as error:
+            raise ControllerGoneError(str(error)) from error
 
     def _take_answer(self, answer: Header) -> None:
         """What the answer to a tick says; the report that went with it has arrived."""
@@ -347,12 +393,15 @@ class Participant:
         except (ControllerGoneError, AccessDeniedError) as error:
             if not self.session.grace:
                 raise
-            raise ControllerGoneError(
-                f"trainer {self.number} of run {self.run} has waited {self.session.grace:g} s (dps.scheduler.grace) at "
-                f"clock {self.clock} for another scheduler in place of the one that is gone: start one at its address "
-                f"within that time; a parameter server that was taken over goes on with the run by ps.resume_run "
-                f"({error})"
-            ) from error
+            raise self._waited_too_long(error) from error
+
+    def _waited_too_long(self, error: DPSError) -> ControllerGoneError:
+        return ControllerGoneError(
+            f"trainer {self.number} of run {self.run} has waited {self.session.grace:g} s (dps.scheduler.grace) at "
+            f"clock {self.clock} for another scheduler in place of the one that is gone: start one at its address "
+            f"within that time; a parameter server that was taken over goes on with the run by ps.resume_run "
+            f"({error})"
+        )
 
     def _has_arrived(self, tick: Request, deadline: float) -> bool:
         """Whether the answer to a tick came before the connection broke."""
