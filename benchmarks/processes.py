@@ -29,6 +29,8 @@ __all__ = ["Machines", "Namespace", "machines", "primaries", "server_pid", "wait
 T = TypeVar("T")
 PATIENCE = 60.0
 HOST = "127.0.0.1"
+BURST_SECONDS = 0.001
+LARGEST_PACKET = 1 << 17
 
 
 def wait_for(what: str, condition: Callable[[], T], seconds: float = PATIENCE, pause: float = 0.02) -> T:
@@ -42,7 +44,7 @@ def wait_for(what: str, condition: Callable[[], T], seconds: float = PATIENCE, p
 
 
 class Namespace:
-    """A network namespace, joined to ours by one cable that can be pulled: `cut`, `mend`."""
+    """A network namespace, joined to ours by one cable that can be pulled (`cut`, `mend`) and made slow (`limit`)."""
 
     name, ours, theirs = "dps-bench", "10.87.0.1", "10.87.0.2"
 
@@ -78,6 +80,27 @@ class Namespace:
     def mend(self) -> None:
         self._ip("-n", self.name, "link", "set", "dpsbench1", "up")
 
+    def limit(self, gigabits: float | None) -> None:
+        """Let so many Gb/s through in each direction; None: as many as the processors can.
+
+        A token bucket (tc-tbf) in front of the cable at either end, of what the cable takes in BURST_SECONDS, and at
+        least one packet of the largest kind: as Linux hands packets of up to 64 KiB to such a cable.
+        """
+        for device, inside in (("dpsbench0", []), ("dpsbench1", self.command())):
+            words = [*inside, "tc", "qdisc"]
+            if gigabits is None:
+                subprocess.run([*words, "delete", "dev", device, "root"], check=False, capture_output=True)
+                continue
+            burst = max(LARGEST_PACKET, int(gigabits * 1e9 / 8 * BURST_SECONDS))
+            words += ["replace", "dev", device, "root", "tbf", "rate", f"{int(gigabits * 1e9)}bit"]
+            words += ["burst", str(burst), "latency", "50ms"]
+            subprocess.run(words, check=True, capture_output=True, text=True)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that went in so far, and out, with the headers of Ethernet, IP and TCP."""
+        counts = Path("/sys/class/net/dpsbench0/statistics")
+        return int((counts / "tx_bytes").read_text()), int((counts / "rx_bytes").read_text())
+
     def close(self) -> None:
         """The namespace goes, and the cable with it."""
         self._ip("netns", "delete", self.name)
@@ -88,7 +111,7 @@ class Namespace:
 
 
 class Machines:
-    """The processes of one cluster; each worker is started with the resource ``dps``."""
+    """The processes of one cluster; each worker but those of trainers is started with the resource ``dps``."""
 
     def __init__(self, folder: str, host: str):
         self.folder, self.host, self.address = folder, host, ""
@@ -120,7 +143,13 @@ class Machines:
 
     def start_worker(self, name: str, namespace: Namespace | None = None) -> None:
         host, inside = (self.host, []) if namespace is None else (namespace.theirs, namespace.command())
-        options = ["--name", name, "--host", host, "--nthreads", "1", "--resources", "dps=1", "--memory-limit", "0"]
+        self._start_worker(name, host, inside, "--resources", "dps=1")
+
+    def start_trainer(self, name: str) -> None:
+        self._start_worker(name, self.host, [])
+
+    def _start_worker(self, name: str, host: str, inside: list[str], *more: str) -> None:
+        options = ["--name", name, "--host", host, "--nthreads", "1", *more, "--memory-limit", "0"]
         options += ["--local-directory", self.folder, "--nanny", "--nworkers", "1", self.address]
         self._start("dask_worker", *options, inside=inside)
 
