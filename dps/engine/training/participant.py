@@ -15,6 +15,7 @@ a controller now and then, and tells it of its clock when it joins again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -157,7 +158,7 @@ class Participant:
             tick, self._tick = self._tick, None
             with self.waiting() as began:
                 if not self._has_arrived(tick, began + self.clock_patience):
-                    self.pass_clock(self.reached)
+                    self._insist_on_clock(self.reached)
 
     @property
     def clock(self) -> int:
@@ -177,7 +178,7 @@ class Participant:
             tick, self._tick = self._tick, None
             arrived = tick is None or self._has_arrived(tick, session.now() + self.clock_patience)
             if not arrived or self._report is not None:  # before the last report, or that would be taken for a late one
-                self.pass_clock(self.clock)
+                self._insist_on_clock(self.clock)
         now = session.now()
         leave = Leave(TimeSpent(**session.meter.split(now)), failed, session.meter.take(now).asdict())
         session.ask_controller(Header(frames.LEAVE), encode(leave))
@@ -202,9 +203,15 @@ class Participant:
             meter.clocks = clock - self.reached
             try:
                 if not self._pass_plainly(clock, began):
-                    self._pass_generally(clock, began)
+                    self._pass_generally(clock, functools.partial(self._tell_clock, clock, began))
             finally:
                 meter.lap("wait", session.now())
+
+    def _insist_on_clock(self, clock: int) -> None:
+        """Tell a controller of a clock, also where the staleness allows to go on without one."""
+        with self.session.lock, self.waiting() as began:
+            self.session.meter.clocks = clock - self.reached
+            self._again(functools.partial(self._tell_clock, clock, began))
 
     def _pass_plainly(self, clock: int, began: float) -> bool:
         """Pass a clock in one compiled step; False where that has to go the general way."""
@@ -229,29 +236,28 @@ class Participant:
             return self._has_arrived(request, began + self.clock_patience)
         return outcome == DONE
 
-    def _pass_generally(self, clock: int, began: float) -> None:
-        """Pass a clock, with a report where one is due, and again where the connection breaks."""
+    def _tell_clock(self, clock: int, began: float) -> None:
+        """Tick, with a report where one is due; without a bound the answer is read at the next tick."""
         session = self.session
-        header = Tick(clock, self.planned).header()
-
-        def ask() -> None:
-            deadline = session.now() + self.clock_patience  # anew, because another controller may have come meanwhile
-            tick, self._tick = self._tick, None
-            if tick is not None:
-                self._take_answer(tick.answer(deadline))
-            if self._report is None and session.meter.due(began):
-                self._report = session.meter.take(began)
-            body = b"" if self._report is None else self._report.encode()
-            request = session.controller().ask(header, body)
-            if math.isinf(self.staleness):  # no trainer is held back: the answer is read at the next tick
-                self._tick = request
-            else:
-                self._take_answer(request.answer(deadline))
-
-        if self._may_pass(clock):
-            self._once(ask)
+        deadline = session.now() + self.clock_patience  # anew, because another controller may have come meanwhile
+        tick, self._tick = self._tick, None
+        if tick is not None:
+            self._take_answer(tick.answer(deadline))
+        if self._report is None and session.meter.due(began):
+            self._report = session.meter.take(began)
+        body = b"" if self._report is None else self._report.encode()
+        request = session.controller().ask(Tick(clock, self.planned).header(), body)
+        if math.isinf(self.staleness):  # no trainer is held back
+            self._tick = request
         else:
-            self._again(ask)
+            self._take_answer(request.answer(deadline))
+
+    def _pass_generally(self, clock: int, tell: Callable[[], object]) -> None:
+        """Pass a clock, again where the connection breaks, or without a controller where that may be."""
+        if self._may_pass(clock):
+            self._once(tell)
+        else:
+            self._again(tell)
 
     def _may_pass(self, clock: int) -> bool:
         """Whether the trainer may go on from a clock by what it knows: that of the slowest other one never falls."""
