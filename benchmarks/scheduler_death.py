@@ -8,7 +8,7 @@ scheduler, leaves the servers alone for longer than a lease lasts, and starts an
   the seconds *before* the kill says how busy the machine is with other things;
 * *taken over*: from when the new scheduler listens until `ParameterServer.attach` has returned.
 
-``--who`` says who calls: plain *clients*; *trainers* of an open run; trainers on *spark*, of ``ps.run`` on an RDD in a
+``--who`` is the kind of the callers: plain *clients*; *trainers* of an open run; trainers on *spark*, of ``ps.run`` on an RDD in a
 local session. Trainers tick after each round of calls, with ``--staleness``, and a tick needs the controller, so it is
 no call, but stands apart:
 

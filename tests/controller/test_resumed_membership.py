@@ -262,6 +262,7 @@ def check_deaths() -> None:
     world.beats(9, 0)
     assert counted(world)
     check_deaths_beside_servers_that_were_lost_before()
+    check_deaths_beside_a_holder_that_is_not_back()
     world = JournaledWorld().begin()
     world.beats(1)
     world.table("w", shards=1)
@@ -302,6 +303,25 @@ def check_deaths_beside_servers_that_were_lost_before() -> None:
             world.membership.holders.died(number)
         world.write(kept)
     assert world.recorder.journal.committed.number > before
+
+
+def check_deaths_beside_a_holder_that_is_not_back() -> None:
+    """A server that keeps the journal and has never followed this controller may follow another one."""
+    world = JournaledWorld().begin()
+    world.write()
+    world.beats(1, 0, 1)
+    world.beats(3, 0, 1)
+    world.membership.holders._bound_at.pop(2, None)
+    before = world.recorder.journal.committed.number
+    world.table("w", shards=1)
+    for number in (1, 2):
+        world.cut(number)
+    for seconds in (3.0, 3.0):
+        world.time += seconds
+        world.beats(5 + int(world.time), 0)
+        world.membership.holders.died(1)
+        world.write(0)
+    assert world.recorder.journal.committed.number == before
 
 
 def check_leaving() -> None:
@@ -365,7 +385,8 @@ def test_a_controller_with_a_journal(check):
         (Holders, "died", "(now - found > lease and follow)", "True", "deaths"),
         (Holders, "died", "now - found > lease and follow", "follow", "deaths"),
         (Holders, "died", "now - found > lease and follow", "now - found > lease", "deaths"),
-        (Holders, "suspects", "awaited | (self._bound_at.keys() - self._dead.keys())", "awaited", "deaths"),
+        (Holders, "_concerned", " | self.recorder.keepers", "", "deaths"),
+        (Holders, "suspects", "awaited | (self._concerned() - self._dead.keys())", "awaited", "deaths"),
         (Holders, "hosts", "if server.leaving and self._owner.empty(n)", "if False", "leaving"),
     ],
     ids=lambda value: value if value in CHECKS else "",

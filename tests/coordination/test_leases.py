@@ -355,7 +355,7 @@ class LooksAtThisEpochOnly(Leases):
 class HelpsWhetherAskedOrNot(Leases):
     """Trainers help each other also while portions are not shared."""
 
-    next = mutant(Leases.next, "not self.shared", "False")
+    next = mutant(Leases.next, "if self.shared", "if True")
 
 
 class KeepsToItself(Leases):
@@ -451,6 +451,25 @@ def test_help_may_be_switched_on_and_off():
     rules.lost(1)
     assert work(rules, 0, now=3.0, count=3) == [1] * 3, "the other is gone"
     assert rules.left() == 0
+
+
+def test_an_owner_does_its_own_portion_where_a_helper_hangs_and_help_was_switched_off():
+    rules = leases(1, 4)
+    work(rules, 0)
+    held = rules.next(0, 0, 1.0)
+    rules.shared = False
+    assert work(rules, 1, now=2.0, count=3) == [1] * 3
+    assert rules.next(1, 0, 1000.0) == held
+
+
+def test_a_helper_gives_up_what_its_owner_has_broken_off():
+    rules = leases(1, 4)
+    work(rules, 0)
+    held = rules.next(0, 0, 1.0)
+    assert rules.wanted(0, held.number, 0, 0, 2.0)
+    rules.completed(1, 1)  # the owner asks in its next epoch
+    assert not rules.wanted(0, held.number, 0, 1, 3.0)
+    assert rules.next(0, 0, 4.0) is None
 
 
 def leases(*batches, **kwargs):

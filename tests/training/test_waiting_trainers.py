@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import threading
 import time
 
@@ -18,7 +19,7 @@ from dps.engine.client.ticket import Ticket
 from dps.engine.controller.interrupted_runs import InterruptedRuns
 from dps.engine.controller.run_records import recorded
 from dps.engine.controller.runs import Runs
-from dps.engine.training.participant import LOOK_SECONDS, Participant
+from dps.engine.training.participant import GREETING_SECONDS, LOOK_SECONDS, Participant
 from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Endpoint
 from dps.errors import ControllerGoneError
@@ -130,7 +131,7 @@ def trainer_ahead(controller: LoneController, staleness: float = 1, ticks: int =
 
 
 def ticks_alone(staleness: float, allowed: int) -> None:
-    """Ticks that the staleness allows go on without a controller; the next one waits for another controller."""
+    """Without a bound ticks go on without a controller; with one, or then, the next tick tells another controller."""
     with dask.config.set({"dps.timeouts.connect": "0.1 s"}):
         first = LoneController(grace=PATIENCE)
         with trainer_ahead(first, staleness) as trainer:
@@ -151,12 +152,11 @@ def ticks_alone(staleness: float, allowed: int) -> None:
                 second.endpoint.call(InterruptedRuns(second.runs).resume, 50, [record])
                 clock = second.runs.runs[run].clock
                 if math.isinf(staleness):
-                    time.sleep(LOOK_SECONDS)
+                    session = trainer.client.session
+                    session.insist(session.controller)  # as another question does
+                    wait_until(lambda: clock.clock_of(0) == allowed, SECONDS)
                     trainer.tick()
-                    wait_until(lambda: clock.clock_of(0) == allowed + 1, SECONDS)
-                else:
-                    wait_until(lambda: clock.clock_of(0) == allowed + 1, SECONDS)
-                    assert waits.is_alive(), "the other trainer is at clock 0"
+                wait_until(lambda: clock.clock_of(0) == allowed + 1, SECONDS)
             finally:
                 second.runs.close(dps.errors.StoppedError("the end of the test"))
                 second.endpoint.stop()
@@ -165,8 +165,8 @@ def ticks_alone(staleness: float, allowed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(("staleness", "allowed"), [(2, 2), (3, 3), (math.inf, 100)])
-def test_ticks_that_the_staleness_allows_do_not_wait(staleness, allowed):
+@pytest.mark.parametrize(("staleness", "allowed"), [(1, 1), (math.inf, 100)])
+def test_ticks_without_a_bound_do_not_wait(staleness, allowed):
     ticks_alone(staleness, allowed)
 
 
@@ -177,7 +177,7 @@ def alone_for_the_grace() -> None:
             controller.endpoint.stop()
             trainer.tick()
             time.sleep(LOOK_SECONDS + 0.1)
-            with pytest.raises(ControllerGoneError, match=r"waited 0\.2 s \(dps\.scheduler\.grace\)"):
+            with pytest.raises(ControllerGoneError, match=r"worked 0\.2 s \(dps\.scheduler\.grace\)"):
                 trainer.tick()
 
 
@@ -185,18 +185,57 @@ def test_a_trainer_goes_on_alone_for_the_grace_only():
     alone_for_the_grace()
 
 
+def waits_where_ticks_are_rare() -> None:
+    with dask.config.set({"dps.timeouts.connect": "0.1 s"}), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dps.engine.training.participant.RARE_SECONDS", 0.1)
+        controller = LoneController(grace=0.2)
+        with trainer_ahead(controller, math.inf) as trainer:
+            controller.endpoint.stop()
+            time.sleep(0.2)
+            with pytest.raises(ControllerGoneError, match=r"waited 0\.2 s"):
+                trainer.tick()
+
+
+def test_a_trainer_that_ticks_rarely_waits():
+    waits_where_ticks_are_rare()
+
+
+def looks_longer() -> None:
+    """What listens there does not greet: each look waits twice as long."""
+    with dask.config.set({"dps.timeouts.connect": "5 s"}):
+        controller = LoneController(grace=PATIENCE)
+        with trainer_ahead(controller, math.inf) as trainer:
+            controller.endpoint.stop()
+            trainer.tick()
+            took = []
+            with socket.create_server((controller.endpoint.host, controller.endpoint.port)):
+                for _ in range(2):
+                    trainer._participant._looked = -math.inf
+                    began = time.monotonic()
+                    trainer.tick()
+                    took.append(time.monotonic() - began)
+            assert took[0] >= GREETING_SECONDS
+            assert took[1] >= 2 * GREETING_SECONDS
+
+
+def test_looks_in_vain_take_longer_each_time():
+    looks_longer()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("wrong", "check"),
     [
-        ((Participant, "_may_pass", "<= self.staleness", "<= self.staleness + 1"), lambda: ticks_alone(2, 2)),
-        ((Participant, "_may_pass", "self.session.grace > 0 and", "False and"), alone_for_the_grace),
-        ((Participant, "_once", "raise self._waited_too_long(error) from error", "pass"), alone_for_the_grace),
+        (("_pass_generally", "math.isinf(self.staleness) and", "False and"), alone_for_the_grace),
+        (("_pass_generally", "now - ticked < RARE_SECONDS", "True"), waits_where_ticks_are_rare),
+        (("_once", 'raise self._without_scheduler("worked", error) from error', "pass"), alone_for_the_grace),
+        (("_look_for_controller", "2 * self._greeting", "self._greeting"), looks_longer),
+        (("_join", "self._alone_since, self._looked, self._greeting =", "_ ="), lambda: ticks_alone(math.inf, 3)),
     ],
-    ids=["one too many", "none", "for ever"],
+    ids=["not at all", "rarely", "for ever", "no longer", "it does not know that it is back"],
 )
 def test_a_wrong_way_to_go_on_alone_is_noticed(wrong, check):
-    assert_noticed(*wrong, check)
+    assert_noticed(Participant, *wrong, check)
 
 
 def test_the_error_says_for_how_long_they_waited_and_what_to_do():
@@ -205,7 +244,7 @@ def test_the_error_says_for_how_long_they_waited_and_what_to_do():
         with trainer_ahead(controller) as trainer:
             controller.endpoint.stop()
             with pytest.raises(
-                ControllerGoneError, match=r"waited 0\.4 s \(dps\.scheduler\.grace\) at clock 1 .*ps\.resume_run"
+                ControllerGoneError, match=r"waited 0\.4 s \(dps\.scheduler\.grace\), to clock 1, .*ps\.resume_run"
             ):
                 trainer.tick()
 

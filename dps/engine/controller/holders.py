@@ -84,7 +84,7 @@ class Holders:
         connected = {n for n, server in self._owner.servers.items() if server.connection is not None}
         if awaited <= connected:
             return {}
-        unknown = awaited | (self._bound_at.keys() - self._dead.keys())
+        unknown = awaited | (self._concerned() - self._dead.keys())
         return {n: self.addresses[n] for n in unknown - connected if n in self.addresses}
 
     def died(self, number: int) -> None:
@@ -98,10 +98,15 @@ class Holders:
             return
         now, lease, servers = self._owner.endpoint.now(), config.seconds("lease"), self._owner.servers
         found = self._dead.setdefault(number, now)
-        others = self._bound_at.keys() - self._dead.keys()
+        others = self._concerned() - self._dead.keys()
         follow = all(n in servers and servers[n].confirmed_at > found for n in others)
         if now - self._bound_at.get(number, -math.inf) <= lease or (now - found > lease and follow):
             self.recorder.died(number)
+
+    def _concerned(self) -> set[int]:
+        """The servers that may follow another controller: those that have followed this one, or keep the journal."""
+        assert self.recorder is not None
+        return self._bound_at.keys() | self.recorder.keepers
 
     def silences(self) -> dict[int, float]:
         """Seconds since each server has surely followed this controller, and not another one.
@@ -130,8 +135,10 @@ class Holders:
         server.answer(heartbeat.request, heartbeat.number, self._owner.endpoint.now(), renews)
         has_granted = heartbeat.flags & frames.CONTROL
         self._bound_at[server.number] = -math.inf if has_granted else server.bound_at
+        self._dead.pop(server.number, None)  # because it lives: another program has refused in its place
         return 0 if renews else frames.CONTROL
 
     def forget(self, number: int) -> None:
         """Forget which controller a server followed, because it was closed."""
         self._bound_at.pop(number, None)
+        self._dead.pop(number, None)

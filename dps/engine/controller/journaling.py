@@ -128,12 +128,22 @@ class SessionJournal:
         controller. Its endpoint listens for as long as the server lives: where its machine refuses a connection to it,
         the server is dead.
         """
-        while True:
-            await asyncio.sleep(PROBE_SECONDS)
-            suspects = await self._in_endpoint(self._membership.holders.suspects)
-            for number, is_dead in zip(suspects, await asyncio.gather(*map(refuses, suspects.values())), strict=True):
-                if is_dead:
-                    await self._in_endpoint(self._membership.holders.died, number)
+        asking: dict[int, asyncio.Future[None]] = {}
+        try:
+            while True:
+                await asyncio.sleep(PROBE_SECONDS)
+                asking = {number: task for number, task in asking.items() if not task.done()}
+                suspects = await self._in_endpoint(self._membership.holders.suspects)
+                for number in suspects.keys() - asking.keys():
+                    asking[number] = asyncio.ensure_future(self._ask(number, suspects[number]))
+        finally:
+            for task in asking.values():
+                task.cancel()
+
+    async def _ask(self, number: int, address: tuple[str, int]) -> None:
+        """Ask a machine whether a server is dead: by itself, because one that vanished does not answer for long."""
+        if await refuses(address):
+            await self._in_endpoint(self._membership.holders.died, number)
 
 
 async def refuses(address: tuple[str, int]) -> bool:

@@ -6,7 +6,7 @@ one is still wanted. `LeaseAnswer` is the answer.
 
 Trainers that *lend* each other their partitions (Spark) say where they listen, and a trainer that is given a portion of
 another one's partition is told that. A controller that has taken the run over knows nothing of all this. So it asks a
-trainer to declare its partitions again before it answers anything else, and gives no trainer a portion whose partition
+trainer to declare its partitions again before it gives it a portion, and gives no trainer a portion whose partition
 no trainer lends at present.
 
 Every request is answered at once, and is idempotent: a portion that was declared, done or given back stays so, and a

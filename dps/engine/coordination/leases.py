@@ -23,7 +23,7 @@ those that are *free* (no trainer has done them in this epoch, no trainer holds 
 2 to 4 only if the trainer is expected to be done sooner than the others would be without its help. So a slow trainer
 does not take the last portion away from a fast one, and no trainer fetches a partition that is not worth it. And only
 while portions are *shared*, which may change at any time: otherwise a trainer gets, beside its own portions, only those
-whose owner will not do them.
+whose owner will not do them, and once more its own ones that another trainer holds, which helped before.
 
 Exactly once. A portion has one number: the *epoch that it is to be done in next*. It is leased in that epoch only, and
 the first report that it is done moves it to the next epoch; a later or repeated report changes nothing. At most two
@@ -236,11 +236,11 @@ class Leases:
             return self._grant(trainer, int(own[0]), epoch, now)
         if without:
             there &= ~np.isin(self._partition, list(without))
-        if not self.shared:
-            there &= self._will_not_do(epoch)[self._owner]
-        chosen = self._from_others(trainer, epoch, np.flatnonzero(free & there), now, have)
-        if chosen is None and self.shared:
-            chosen = self._second(trainer, there & (self._holders == 1), now, have)
+        to_help = there if self.shared else there & self._will_not_do(epoch)[self._owner]
+        chosen = self._from_others(trainer, epoch, np.flatnonzero(free & to_help), now, have)
+        if chosen is None:
+            again = there if self.shared else there & (self._owner == trainer)
+            chosen = self._second(trainer, again & (self._holders == 1), now, have)
         return None if chosen is None else self._grant(trainer, chosen, epoch, now)
 
     def missing(self, trainer: int, epoch: int, without: Collection[int]) -> Missing | None:
@@ -264,8 +264,10 @@ class Leases:
 
     def completed(self, trainer: int, epoch: int) -> None:
         """All of the partitions of `trainer`, which it lends, are done before this epoch: it is the trainer's clock."""
-        own = self._owner == trainer
-        self._epoch[own] = np.maximum(self._epoch[own], epoch)
+        given_up = np.flatnonzero((self._owner == trainer) & (self._epoch < epoch))
+        for holder in np.flatnonzero(np.isin(self._leases["portion"], given_up)):
+            self._drop(int(holder))
+        self._epoch[given_up] = epoch
 
     def owed(self, trainer: int, epoch: int) -> Missing | None:
         """Why `trainer`, which lends its partitions, has to stay in an epoch: they are not done; None if they are."""
@@ -302,7 +304,7 @@ class Leases:
         """Whether a trainer that has completed `at` batches of a portion is to go on with it."""
         self._check(trainer, portion)
         lease = self._lease(trainer)
-        if lease is not None and (lease.portion, lease.epoch) == (portion, epoch):
+        if lease is not None and (lease.portion, lease.epoch) == (portion, epoch) and self._epoch[portion] == epoch:
             self._leases["at"][trainer] = at
             return True
         if self._epoch[portion] != epoch or self._holders[portion] > 1:

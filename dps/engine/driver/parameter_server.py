@@ -1164,7 +1164,7 @@ class ParameterServer:
         --------
         >>> import threading, time
         >>> def train(trainer, partitions):
-        ...     for batch in trainer.iterate(partitions, epochs=2):
+        ...     for batch in trainer.iterate(partitions, epochs=2, batch_size=1):
         ...         trainer.push("steps", [0], 1)
         ...         time.sleep(0.1)
         >>> with dps.LocalCluster(servers=1, trainers=2, processes=False) as cluster:
@@ -1176,7 +1176,7 @@ class ParameterServer:
         ...         _ = ps.table("steps", rows=1, dtype="int64")
         ...         thread = threading.Thread(target=later)
         ...         thread.start()
-        ...         _ = ps.run(train, [np.zeros(3)] * 8, staleness=1, reassign="auto")
+        ...         _ = ps.run(train, np.zeros(8), staleness=1, reassign="auto")
         ...         thread.join()
         ...         ps.status().runs[0].reassign, ps.client().pull("steps")
         (True, array([16]))

@@ -27,7 +27,7 @@ from dps.engine.training.batches import Batches, iterate_partition, rows
 from dps.engine.training.participant import Participant
 from dps.engine.training.types import Batch, Key, Partition
 from dps.engine.wire.messages import LeaseRequest, PartitionsAtHand
-from dps.errors import DataLostError, DPSError, InputError, RequestTimeoutError, ServerGoneError
+from dps.errors import ClockTimeoutError, DataLostError, DPSError, InputError, RequestTimeoutError, ServerGoneError
 
 __all__ = ["FetchablePartitions", "LeasedBatches", "PartitionSource"]
 
@@ -258,6 +258,8 @@ class LeasedBatches:
     def _once_more(self, late: bool, why: str, stuck: bool, alone: bool) -> float | None:
         """What is left could not be fetched: where its owner will not do it, try again after so many seconds."""
         again = {n for n in self._without if self._failures[n] < MAX_TRIES} if stuck else set()
+        if late and not self._without:
+            raise ClockTimeoutError(f"{why}; raise dps.timeouts.clock if they take longer, or see whether they hang")
         if late or (alone and not again):
             raise DataLostError(f"{why}: have their workers gone?")
         self._without -= again

@@ -7,9 +7,10 @@ trainer that holds it. What a participant keeps until it is answered is little: 
 (`_tick`), a report that may not have arrived (`_report`), and what it takes to join again (`_join_request`), with a
 count by which the controller knows the newest of its connections.
 
-Where the parameter server outlives its scheduler, a participant waits for the next controller. But a tick that the last
-answer allows, because no other trainer was too far behind, does not wait (`_may_pass`): the trainer goes on, looks for
-a controller now and then, and tells it of its clock when it joins again.
+Where the parameter server outlives its scheduler, a participant waits for the next controller. But in a run without a
+bound a tick waits for no other trainer, so it does not wait for a controller either (`_once`): the trainer goes on
+*alone*, looks for a controller at some of its ticks, and tells it of its clock when it joins again. Where a trainer
+ticks rarely, its ticks wait all the same, because it would look too rarely, and count as lost.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ __all__ = ["Participant"]
 
 T = TypeVar("T")
 GRACE_SECONDS = 10.0  # beyond the controller's own time-out, before a trainer stops believing in an answer
-LOOK_SECONDS = 1.0  # between two looks for a controller, of a trainer that goes on without one
-GREETING_SECONDS = 0.25  # for which such a look waits, because what listens there may stand still
+LOOK_SECONDS = 1.0  # between two looks for a controller, of a trainer that goes on alone: at least,
+LOOK_SHARE = 4.0  # and so many times what a look may take
+# How long a look waits for a greeting, because what listens there may stand still: twice as long after each in vain.
+GREETING_SECONDS, LONGEST_GREETING_SECONDS = 0.25, 10.0
+RARE_SECONDS = 5.0  # between two ticks: then the trainer does not go on alone
 
 
 class Participant:
@@ -108,8 +112,10 @@ class Participant:
         self._plain = PlainTicks(Polling(config.polling()))
         self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
         self._collectives = 0  # called at this clock
+        self._ticked = -math.inf  # when it ticked last, without a bound
         self._alone_since: float | None = None  # since when it has ticked without a controller,
-        self._looked = -math.inf  # and when it looked for one last
+        self._looked = -math.inf  # when it looked for one last,
+        self._greeting = GREETING_SECONDS  # and how long the next look may take
         self._left = False
         self._peer: RingPeer | None = None
         self._ring: RingAllreduce | None = None
@@ -148,7 +154,7 @@ class Participant:
         self.warm_start = joined.warm_start
         self.move(self.warm_start if self.number else 0)
         if self.reached:
-            self.pass_clock(self.reached)
+            self._insist_on_clock(self.reached)
         if self.number and self.warm_start:
             self._await_first()
 
@@ -253,37 +259,36 @@ class Participant:
             self._take_answer(request.answer(deadline))
 
     def _pass_generally(self, clock: int, tell: Callable[[], object]) -> None:
-        """Pass a clock, again where the connection breaks, or without a controller where that may be."""
-        if self._may_pass(clock):
-            self._once(tell)
+        """Pass a clock, again where the connection breaks; without a bound, also without a controller."""
+        now = self.session.now()
+        ticked, self._ticked = self._ticked, now
+        if math.isinf(self.staleness) and self.session.grace and now - ticked < RARE_SECONDS:
+            self._once(tell, now)
         else:
             self._again(tell)
 
-    def _may_pass(self, clock: int) -> bool:
-        """Whether the trainer may go on from a clock by what it knows: that of the slowest other one never falls."""
-        return self.session.grace > 0 and clock - self.others_clock <= self.staleness
-
-    def _once(self, ask: Callable[[], object]) -> None:
-        """`ask()` if a controller is there; else nothing, for as long as the grace. A later tick says more."""
-        now = self.session.now()
-        if self._alone_since is not None and now - self._looked < LOOK_SECONDS:
+    def _once(self, tell: Callable[[], object], now: float) -> None:
+        """`tell()` a controller; without one, do nothing for as long as the grace, because a later tick says more."""
+        if self._alone_since is not None and now - self._looked < max(LOOK_SECONDS, LOOK_SHARE * self._greeting):
             return
         try:
             if self._alone_since is not None:
                 self._look_for_controller()
-            ask()
-            self._alone_since = None
+            tell()
         except (ControllerGoneError, AccessDeniedError) as error:
             self._tick, self._looked = None, now
             if self._alone_since is None:
                 self._alone_since = now
             elif now - self._alone_since > self.session.grace:
-                raise self._waited_too_long(error) from error
+                raise self._without_scheduler("worked", error) from error
 
     def _look_for_controller(self) -> None:
+        began = self.session.now()
         try:
-            self.session.controller(GREETING_SECONDS)
-        except RequestTimeoutError as error:
+            self.session.controller(self._greeting)
+        except (ControllerGoneError, RequestTimeoutError) as error:
+            if self.session.now() - began >= self._greeting:  # it was not refused
+                self._greeting = min(2 * self._greeting, LONGEST_GREETING_SECONDS)
             raise ControllerGoneError(str(error)) from error
 
     def _take_answer(self, answer: Header) -> None:
@@ -399,12 +404,12 @@ class Participant:
         except (ControllerGoneError, AccessDeniedError) as error:
             if not self.session.grace:
                 raise
-            raise self._waited_too_long(error) from error
+            raise self._without_scheduler("waited", error) from error
 
-    def _waited_too_long(self, error: DPSError) -> ControllerGoneError:
+    def _without_scheduler(self, did: str, error: DPSError) -> ControllerGoneError:
         return ControllerGoneError(
-            f"trainer {self.number} of run {self.run} has waited {self.session.grace:g} s (dps.scheduler.grace) at "
-            f"clock {self.clock} for another scheduler in place of the one that is gone: start one at its address "
+            f"trainer {self.number} of run {self.run} has {did} {self.session.grace:g} s (dps.scheduler.grace), to "
+            f"clock {self.clock}, without another scheduler in place of the one that is gone: start one at its address "
             f"within that time; a parameter server that was taken over goes on with the run by ps.resume_run "
             f"({error})"
         )
@@ -429,6 +434,7 @@ class Participant:
         except BaseException:
             channel.close()
             raise
+        self._alone_since, self._looked, self._greeting = None, -math.inf, GREETING_SECONDS
 
     # -- what a trainer may not do
 

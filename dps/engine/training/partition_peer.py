@@ -6,12 +6,16 @@ The controller says where (`LeaseRequest.peer`, `LeaseAnswer.peer`).
 
 Which peers may fetch, and what is unpickled. The connections have a secret of their own, which the driver has made for
 this run and which reaches its trainers with Spark's tasks, that is, with code. Both sides prove that they know it
-before a byte of a partition travels. So no client of the parameter server can send a trainer a pickle.
+before a byte of a partition travels, and each pickle ends with a code that only a trainer of the run can make of it
+(HMAC, RFC 2104), because the proof could be passed on between two of them. So no client of the parameter server can
+send a trainer a pickle.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import pickle
 import time
 import zlib
@@ -76,6 +80,7 @@ class PartitionPeer:
         self, ticket: Ticket, secret: str, environment: Environment, run: int, partitions: Mapping[int, Partition]
     ):
         self._run, self._partitions, self._now = run, dict(partitions), environment.now
+        self._key = bytes.fromhex(secret)
         self._pickles: dict[int, _Pickle] = {}  # by the partitions' numbers; only the listener's thread touches it
         ours = dataclasses.replace(ticket, secret=secret)
         self._port = TrainerPort(ours, environment, TO_LENDER, {frames.FETCH_PARTITION: self._tell})
@@ -109,7 +114,20 @@ class PartitionPeer:
                 f"partition {partition} cannot be fetched, because the trainer at {peer} that has it is gone; see why "
                 f"its executor has ended: Spark begins the stage again ({error})"
             ) from error
-        return pickle.loads(content)
+        size = max(0, len(content) - hashlib.sha256().digest_size)
+        with memoryview(content) as found:
+            if not hmac.compare_digest(found[size:], self._code(partition, found[:size])):
+                raise AccessDeniedError(
+                    f"what came from {peer} as partition {partition} was not made by a trainer of run {self._run}, and "
+                    f"was not unpickled: see which process listens there"
+                )
+            return pickle.loads(found[:size])
+
+    def _code(self, partition: int, content: memoryview | bytes) -> bytes:
+        """What proves that a trainer of the run has made a pickle of that partition."""
+        code = hmac.new(self._key, f"{self._run} {partition} ".encode(), hashlib.sha256)
+        code.update(content)
+        return code.digest()
 
     def close(self) -> None:
         """Lend no more."""
@@ -154,4 +172,5 @@ class PartitionPeer:
                 f"partition {partition} cannot be pickled, so no other trainer can work on it: {error!r}. With "
                 f"reassign=True on Spark, read_with has to make partitions that can be"
             ) from error
+        content += self._code(partition, content)
         return _Pickle(memoryview(content), 1 + zlib.crc32(content) % (1 << 31), self._now())
