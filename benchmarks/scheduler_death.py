@@ -8,15 +8,15 @@ scheduler, leaves the servers alone for longer than a lease lasts, and starts an
   the seconds *before* the kill says how busy the machine is with other things;
 * *taken over*: from when the new scheduler listens until `ParameterServer.attach` has returned.
 
-``--who`` is the kind of the callers: plain *clients*; *trainers* of an open run; trainers on *spark*, of ``ps.run`` on an RDD in a
-local session. Trainers tick after each round of calls, with ``--staleness``, and a tick needs the controller, so it is
-no call, but stands apart:
+``--who`` is the kind of the callers: plain *clients*; *trainers* of an open run; trainers on *spark*, of ``ps.run`` on
+an RDD in a local session. Trainers tick after each round of calls, with ``--staleness``. A tick with a bound needs the
+controller, so it is no call, but stands apart:
 
 * *longest tick*: of those that were on their way between the kill and the end of the takeover;
 * *ticking again*: from when the new scheduler listens until each trainer has ended a tick.
 
-So a trainer makes few calls while there is no scheduler, unless it pulls and pushes for ``--iteration`` seconds between
-two ticks: a round takes about 15 s, so with 60 its calls go on through most rounds.
+So a trainer with a bound makes few calls while there is no scheduler, unless it pulls and pushes for ``--iteration``
+seconds between two ticks: a round takes about 15 s, so with 60 its calls go on through most rounds.
 
 With ``--fault server`` a server is killed, too, while there is no scheduler (then both tables have two copies, and a
 call waits for the takeover); with ``--fault stop`` the scheduler is stopped instead, and goes on.
