@@ -305,7 +305,7 @@ def test_without_trouble_too():
         (WorkLeases, "_answer", "self.leases.completed(trainer, epoch)", "self.leases.completed(trainer, epoch + 1)"),
         (WorkLeases, "_answer", "have, without | (self._unlent(trainer) - have)", "have, self._unlent(trainer)"),
         (Leases, "owed", "if not left.any()", "if True"),
-        (Leases, "completed", "own = self._owner == trainer", "own = self._owner >= 0"),
+        (Leases, "completed", "(self._owner == trainer) &", ""),
         (run_records, "restored", ", record.lends)", ")"),
         (run_records, "restored", "lambda count: record.portions[0]", "lambda count: 600"),
         (

@@ -263,7 +263,7 @@ WRONG = {
     ),
     "whoever waits is answered over the new connection": (
         real_runs,
-        "for waiting in (run.ticking.pop(trainer, None), run.meeting.pop(trainer, None)):",
+        "for waiting in run.withdraw(trainer):",
         "for waiting in ():",
     ),
     "one lost in a meeting does not count": (

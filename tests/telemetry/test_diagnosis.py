@@ -389,7 +389,7 @@ def test_leased_work_is_compared_by_the_pull():
     run.go(8, reported={3: {"compute": 0.03}})
     assert kinds(run.findings) == [("permanent", 3, None)]
     assert "33 ms a pull, the others 13 ms" in run.findings[0].why
-    assert "do its work (reassign=True)" in run.findings[0].remedy
+    assert "do its work (reassign=True, ps.set_reassign(True))" in run.findings[0].remedy
     ages = [100.0] * 4
     diagnosed = run.diagnosis.diagnose(run.now + 1, [0] * 4, ["running"] * 4, ages, [], 0)
     assert kinds(diagnosed) == [("permanent", 3, None)], "a report is a sign of life, too"
