@@ -258,8 +258,8 @@ WRONG = {
     "the end of any connection counts": (real_runs, "if run.records[trainer].connection is connection:", "if True:"),
     "who waited is forgotten": (
         real_runs,
-        "                waiting.fail(run.replaced(trainer))\n",
-        "                pass\n",
+        "            waiting.fail(run.replaced(trainer))\n",
+        "            pass\n",
     ),
     "whoever waits is answered over the new connection": (
         real_runs,
