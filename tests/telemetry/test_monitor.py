@@ -431,7 +431,7 @@ def test_the_bound_holds_again_when_it_comes_back(ready):
 
 def test_what_the_dial_refuses(ready):
     _client, ps = ready
-    with pytest.raises(InputError, match=r"no run .* goes on in which that could be set"):
+    with pytest.raises(InputError, match=r"no run .* goes on, so neither staleness"):
         ps.set_staleness(3)
     for wrong in (-1, 1.5, "fast", True):
         with pytest.raises(InputError, match="staleness is 0, 1, 2"):

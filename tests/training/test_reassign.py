@@ -502,7 +502,7 @@ def test_what_reassign_can_be(ps, value):
 
 def test_only_leased_work_is_given_to_others():
     runs = Runs("s")
-    with pytest.raises(InputError, match="goes on in which that could be set"):
+    with pytest.raises(InputError, match="goes on, so neither staleness"):
         runs.set_reassign(True)
     first, second = runs.start(1, 0), runs.start(1, 0, partitions=[[0]], reassign="auto")
     with pytest.raises(InputError, match=r"run 1 was begun with reassign=False, so its clock counts batches"):

@@ -226,7 +226,7 @@ class Run:
             )
 
     def welcome(self, trainer: int, clock: int, attempt: int, incarnation: int, grace: float) -> Joined:
-        """What a trainer that has joined at `clock` must know of this run."""
+        """The answer to a trainer that joins: the clock at which it goes on, and what it must know of this run."""
         return Joined(
             clock,
             staleness=None if math.isinf(self.staleness) else self.staleness,

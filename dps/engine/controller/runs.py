@@ -262,7 +262,9 @@ class Runs:
         """The run of that number, or all active runs with a staleness (0)."""
         going = [self.known(number)] if number else [run for run in self.runs.values() if not (run.over or run.elastic)]
         if not going:
-            raise InputError(f"no run of parameter server {self.session!r} goes on in which that could be set")
+            raise InputError(
+                f"no run of parameter server {self.session!r} goes on, so neither staleness nor reassign can be set"
+            )
         return going
 
     def set_staleness(self, staleness: float, number: int = 0, by: str = "") -> list[int]:

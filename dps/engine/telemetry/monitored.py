@@ -88,7 +88,7 @@ class MonitoredRun(Protocol):
 
 
 class MonitoredRuns(Protocol):
-    """What the monitor reads of all runs, and how it sets their staleness and reassignment."""
+    """All runs as the monitor sees them: it reads their state, and sets what is automatic, staleness and `reassign`."""
 
     session: str
 

@@ -125,7 +125,7 @@ class RunTelemetry:
         return new, over
 
     def needs_help(self) -> Finding | None:
-        """What was found of a trainer whose work others should do: it is slow for good, or has more to do."""
+        """The finding of a trainer that others should help, because it is slow for good or has more to do; or None."""
         return next((finding for finding in self.findings if finding.kind in KINDS_TO_HELP), None)
 
     def automatic_staleness(self, now: float, waiting: Mapping[int, float]) -> int | None:

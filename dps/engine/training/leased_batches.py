@@ -175,7 +175,7 @@ class LeasedBatches:
     # -- inside
 
     def _declaration(self) -> LeaseRequest:
-        """What the controller is told with the first question of an epoch."""
+        """The first question of an epoch, which tells how many batches this trainer's partitions have."""
         declared = [(number, len(batches)) for number, batches in self._batches.items()]
         return LeaseRequest(self.participant.clock, declared, self._how, peer=self._source.address)
 

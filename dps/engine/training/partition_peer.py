@@ -124,7 +124,7 @@ class PartitionPeer:
             return pickle.loads(found[:size])
 
     def _code(self, partition: int, content: memoryview | bytes) -> bytes:
-        """What proves that a trainer of the run has made a pickle of that partition."""
+        """The HMAC of a pickle, by which it is known to come from a trainer of the run: only these know the key."""
         code = hmac.new(self._key, f"{self._run} {partition} ".encode(), hashlib.sha256)
         code.update(content)
         return code.digest()

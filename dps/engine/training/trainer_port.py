@@ -23,7 +23,8 @@ from dps.errors import ProtocolError, ServerGoneError
 
 __all__ = ["FETCHED_BYTES", "TrainerPort", "answer_later", "answer_piece"]
 
-FETCHED_BYTES = 1 << 20  # that travel in one frame
+# Largest piece that travels in one frame, so that a trainer that fetches looks now and then whether it is to stop.
+FETCHED_BYTES = 1 << 20
 LATER_SECONDS = 0.1  # between two questions for what the holder cannot serve yet
 LATER = 0  # the edition in an answer that brings nothing
 

@@ -100,7 +100,8 @@ class RecordedRun(msgspec.Struct, frozen=True):
     attempts: dict[int, int]  # the latest attempt at each trainer, where `Run.presumed_attempt` says less
     left: list[int]  # trainers that are done; none of an elastic run, where no trainer waits for another
     vacant: int = 0  # how many of the trainers' seats, the last ones, were vacant when it began
-    reassign: bool | str = True  # of a run with portions: as `Run.reassign`
+    # Whether trainers of a run with portions help each other, because the next controller goes on with that.
+    reassign: bool | str = True
     lends: bool = False  # its work is leased to trainers that fetch partitions from each other
 
 
