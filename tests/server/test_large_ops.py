@@ -43,7 +43,7 @@ class Gate:
             self.waiting += 1
             self.go_on.wait(100)
             self.waiting -= 1
-            with contextlib.suppress(RuntimeError):  # the endpoint's loop is closed
+            with contextlib.suppress(dps.errors.ServerGoneError):  # the endpoint has been closed
                 self._endpoint.submit(done, Outcome(work(), None))
 
         threading.Thread(target=begin, daemon=True).start()

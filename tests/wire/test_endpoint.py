@@ -316,6 +316,8 @@ def test_stop_leaves_nothing(ways) -> None:
         for raw in (idle, waiting, writing, stranger, silent):
             assert raw.frame() is None
         ways.kit.endpoint.stop()  # once more does no harm
+        with pytest.raises(ServerGoneError, match="test has been closed"):
+            ways.kit.endpoint.call(threading.current_thread)
 
 
 def test_connections_that_end_are_told_once(kit) -> None:

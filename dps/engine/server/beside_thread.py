@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from dps.errors import ServerGoneError
+
 if TYPE_CHECKING:
     from dps.engine.wire.endpoint import Endpoint
 
@@ -68,6 +70,6 @@ class BesideThread:
                 outcome = Outcome(work(), None)
             except Exception as error:
                 outcome = Outcome(None, error)
-            with contextlib.suppress(RuntimeError):  # the endpoint's loop is closed
+            with contextlib.suppress(ServerGoneError):  # the endpoint has been closed
                 self._endpoint.submit(done, outcome)
             del work, done, outcome

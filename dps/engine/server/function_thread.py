@@ -19,7 +19,7 @@ from typing import Protocol
 from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.function_work import FunctionWork
 from dps.engine.server.replicas import Replica
-from dps.errors import DPSError, FunctionTimeoutError, LimitError
+from dps.errors import DPSError, FunctionTimeoutError, LimitError, ServerGoneError
 
 __all__ = ["FunctionThread", "Runner", "TimeIsOver"]
 
@@ -133,7 +133,7 @@ class FunctionThread:
             outcome = _outcome(job)
             try:
                 self._endpoint.submit(self._finish, job, outcome)
-            except RuntimeError:  # the endpoint's loop is closed
+            except ServerGoneError:  # the endpoint has been closed
                 return
             del job, outcome  # so that the thread keeps no rows while it waits
 

@@ -27,7 +27,7 @@ from dps.engine.wire.memory import Incoming
 from dps.engine.wire.once import Once
 from dps.engine.wire.plain_answers import PlainStep
 from dps.engine.wire.sockets import TlsVerdict, listening_locally
-from dps.errors import RequestTimeoutError
+from dps.errors import RequestTimeoutError, ServerGoneError
 
 try:
     import uvloop
@@ -178,6 +178,7 @@ class Endpoint:
         )
 
     def submit(self, function: Callable[..., Result], *args: object) -> concurrent.futures.Future[Result]:
+        """As `call`, but without waiting. ServerGoneError if the endpoint has been stopped."""
         future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
         def call_function() -> None:
@@ -188,7 +189,10 @@ class Endpoint:
             except BaseException as error:
                 future.set_exception(error)
 
-        self.loop.call_soon_threadsafe(call_function)
+        try:
+            self.loop.call_soon_threadsafe(call_function)
+        except RuntimeError:
+            raise ServerGoneError(f"{self.name} has been closed") from None
         return future
 
     # -- for roles, in the endpoint's thread
