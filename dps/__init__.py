@@ -48,6 +48,7 @@ from dps.engine.state.ops import TableSpec
 from dps.engine.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
 from dps.engine.state.partitioning import BlockPartition, FieldPartition, HashPartition, RangePartition
 from dps.engine.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, StalenessAware, Step, Warmup
+from dps.engine.state.wire_format import Wire
 from dps.engine.training.batches import Batches
 from dps.engine.training.localize import localize
 from dps.engine.training.open_run import OpenRun
@@ -104,6 +105,7 @@ __all__ = [
     "Trainer",
     "Uniform",
     "Warmup",
+    "Wire",
     "WordTable",
     "Xavier",
     "Zeros",

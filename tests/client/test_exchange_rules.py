@@ -44,7 +44,7 @@ class Stage:
             Polling(0.0), lambda: self.now(), self.meter, lambda channel, left: self.idle(channel, left)
         )
         form = Form(7, FLOAT32.num, 1, ShardMap(rows, servers), False, [(n, n + 1) for n in range(servers)])
-        terms = requests.core.Terms
+        terms = requests.Terms
         self.pulls = terms(form, 1, most, frames.PULL, 0, False, True, False)
         self.pushes = terms(form, 1, most, frames.PUSH, 0, True, False, False)
 

@@ -576,7 +576,7 @@ def test_an_answer_is_checked(name: str) -> None:
         exchange = plain.Exchange(Polling(0.0), time.monotonic, meter, lambda channel, left: None)
         peer = SimpleNamespace(stream=channel.Stream(ours.fileno()), traffic=channel.Traffic(), is_plain=True)
         peer.acknowledged = lambda number: False
-        terms = requests.core.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)
+        terms = requests.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)
         keys = np.array([8, 9])
         outcome = exchange.make([(plain.Wires([peer]), terms, keys, None, None)], Origin(2, 6, 4, 3, 5))
         request = theirs.recv(1000)
@@ -625,7 +625,7 @@ def test_a_large_request_waits_for_rows_that_are_owed() -> None:
         peer = SimpleNamespace(stream=channel.Stream(ours.fileno()), traffic=channel.Traffic(), is_plain=True)
         peer.acknowledged = lambda number: False
         form = Form(7, np.dtype("float32").num, 1, ShardMap(0, 1), False, [(0, 1)])
-        terms = requests.core.Terms(form, 1, 1 << 22, frames.PULL, 0, False, True, False)
+        terms = requests.Terms(form, 1, 1 << 22, frames.PULL, 0, False, True, False)
         asked = (plain.Wires([peer]), terms, keys, None, None)
         try:
             one, two = exchange.make([asked, asked], Origin(2, 6, 4, 3, 5))
@@ -769,7 +769,7 @@ def test_a_request_is_not_written_to_a_socket_that_is_closed(ended: bool) -> Non
         stream = channel.Stream(ours.fileno())
         stream.ended = ended
         form = Form(7, np.dtype("float32").num, 1, ShardMap(0, 1), False, [(0, 1)])
-        terms = requests.core.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)
+        terms = requests.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)
         (part,) = plain.parts_of(requests.core.Call.of(terms, Origin(2), np.array([8, 9]), None, None))
         left = b"".join(stream.write(part, 3))
         written = left if ended else theirs.recv(1000)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.server.functions import DIRECT
 from dps.engine.server.requests import ServerRole
 from dps.engine.state.ops import TableSpec
@@ -43,6 +44,7 @@ class Peer:
 
     def __init__(self, session: str) -> None:
         self.session = session
+        self.key_lists = KeyLists()
         self.received = bytearray()
         self.closing = False
         self.transport = SimpleNamespace(is_closing=lambda: False, close=self._close)

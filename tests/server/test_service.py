@@ -15,6 +15,7 @@ from lone_server import FOREVER, LoneServer
 from oracles import COLUMNS
 
 import dps
+from dps.engine.core.codec import CODECS, bytes_of_row, encode
 from dps.engine.server import requests
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable
@@ -29,6 +30,7 @@ from dps.engine.wire.frames import (
     ANSWER,
     CERTIFICATE,
     CONTROL,
+    NARROW,
     RANGE,
     RULE_ADD,
     RULE_ASSIGN,
@@ -57,6 +59,16 @@ SPECS = [
     TableSpec("memory", rows=20, shards=2, optimizer=dps.SGD(0.1), copies=2, ack="memory", id=15),
     TableSpec("rate", dim=2, shards=2, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.9)), id=16),
     TableSpec("lag", dim=2, shards=2, optimizer=dps.SGD(dps.StalenessAware(0.5), l1=0.1), id=20),
+    TableSpec(
+        "narrow",
+        dim=3,
+        shards=4,
+        optimizer=dps.SGD(0.1),
+        finite=True,
+        wire=dps.Wire("int8", "float16", lists=True),
+        id=22,
+    ),
+    TableSpec("narrow rows", rows=50, dim=2, shards=2, copies=2, wire=dps.Wire("bfloat16", "bfloat16"), id=23),
     TableSpec("lag copies", rows=40, dim=3, shards=2, optimizer=dps.Adam(dps.StalenessAware(0.1)), copies=2, id=21),
 ]
 for number, (rows, copies) in enumerate([(None, 1), (40, 1), (None, 2)], 17):
@@ -76,19 +88,29 @@ def padded_bytes(array: np.ndarray) -> bytes:
     return array.tobytes().ljust(padded(array.nbytes), b"\0")
 
 
+def value_bytes(spec: TableSpec, values: np.ndarray, flags: int) -> bytes:
+    """The values of a push, as they travel."""
+    values = values.astype(spec.dtype)
+    if not flags & NARROW or spec.wire.push is None:
+        return padded_bytes(values)
+    out = np.empty(len(values) * bytes_of_row(CODECS[spec.wire.push], spec.dim, 0), np.uint8)
+    encode(CODECS[spec.wire.push], values, out)
+    return padded_bytes(out)
+
+
 def keyed(spec: TableSpec, kind: int, keys: np.ndarray, values: np.ndarray | None = None, **fields) -> bytes:
     """A request for keys, which has a count for each shard."""
     parts = group(np.asarray(keys, np.int64), spec.shard_map)
     body = np.diff(parts.starts).astype(np.int64).tobytes() + parts.keys.tobytes()
     if values is not None:
-        body += padded_bytes(values.astype(spec.dtype))
+        body += value_bytes(spec, values, fields.get("flags", 0))
     return framed(Header(kind, table=spec.id, shards=spec.shards, count=len(keys), **fields), body)
 
 
 def ranged(spec: TableSpec, kind: int, start: int, count: int, values: np.ndarray | None = None, **fields) -> bytes:
     """A request for rows `start` to start + count - 1."""
     fields["flags"] = fields.get("flags", 0) | RANGE
-    body = b"" if values is None else padded_bytes(values.astype(spec.dtype))
+    body = b"" if values is None else value_bytes(spec, values, fields["flags"])
     return framed(Header(kind, table=spec.id, shards=spec.shards, start=start, count=count, **fields), body)
 
 
@@ -104,6 +126,7 @@ class Talk:
     def __init__(self, seed: int):
         self.rng = np.random.default_rng(seed)
         self.numbers = [3, 3, 3]
+        self.lists: list[tuple[int, bytes]] = []  # of tables with lists: the table, counts and keys
         self.clocks = [0, 0, 0]
 
     def chance(self, share: float) -> bool:
@@ -115,13 +138,29 @@ class Talk:
         pushed = self.chance(0.6)
         kind, fields = (frames.PUSH, self.stamp()) if pushed else (frames.PULL, {"clock": int(rng.integers(-1, 4))})
         fields["flags"] = self.flags(pushed)
+        packs = spec.wire.asks and (not fields["flags"] & frames.RULE_DELETE or self.chance(0.1))
+        fields["flags"] |= NARROW * (packs and self.chance(0.6))
         fields["request"] = int(rng.integers(1 << 32))
         if self.chance(0.1):
             fields["rows"] = int(rng.integers(0, 5))
         make, where, count = self.place(spec)
         values = self.values(spec, count) if pushed else None
         frame = make(spec, kind, *where, values, **fields)
+        if spec.wire.lists and packs and make is keyed and self.chance(0.7):
+            frame = self.listed(frame, 8 * (spec.shards + count))
         return self.broken(frame) if self.chance(0.15) else frame
+
+    def listed(self, frame: bytes, nbytes: int) -> bytes:
+        """A frame whose keys, of so many bytes, are kept as a list, or are one that is; or the number is wrong."""
+        header, body = frames.decode_header(frame, 0, 1 << 40), frame[frames.HEADER_SIZE :]
+        keys, flags = body[:nbytes], header.flags | frames.LIST
+        known = [n for n, each in enumerate(self.lists) if each == (header.table, keys)]
+        if known and self.chance(0.9):
+            return framed(header._replace(flags=flags, start=known[-1]), body[nbytes:])
+        number = len(self.lists) + int(self.rng.integers(-1, 3)) * self.chance(0.1)
+        if number == len(self.lists):
+            self.lists.append((header.table, keys))
+        return framed(header._replace(flags=flags, start=~number), body)
 
     def forward(self, server: LoneServer) -> bytes:
         """A frame of a primary, for a backup in this state."""
@@ -409,7 +448,8 @@ DECLINED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
     "another kind": (framed(Header(frames.STATUS)), nothing),
     "a scan": (framed(Header(frames.SCAN, table=1, count=3)), nothing),
     "a certificate": (pull("sgd", flags=CERTIFICATE), nothing),
-    "a control op": (push("sgd", flags=CONTROL), nothing),
+    "a narrow push of a table that has none": (push("sgd", flags=NARROW), nothing),
+    "a narrow pull of a table that has none": (pull("sgd", flags=NARROW), nothing),
     "two rules": (push("sgd", flags=RULE_ADD | RULE_ASSIGN), nothing),
     "a pull with a rule": (pull("sgd", flags=RULE_ADD), nothing),
     "a range of a keyed table": (ranged(BY_NAME["sgd"], frames.PULL, 0, 3), nothing),
@@ -699,6 +739,8 @@ WRONG = [
     ("and op.clock != NO_CLOCK\n", "\n"),
     ("            shard.close_before(head.clock)", "            pass"),
     ("self._close_before(<object> part[n].replica, head.clock)", "pass"),
+    ("whole.flags, head = whole.flags & ~NARROW, &whole", "pass"),
+    ("if carried != AS_IS:", "if False:"),
     ("if (sums.rows < 0) != (head.rows < 0):", "if False:"),
     ("max(sums.parties, op.parties)", "op.parties"),
     ("max(sums.rows, <int64_t> 0) + op.rows", "op.rows"),
@@ -724,6 +766,8 @@ WRONG_VALUES = [
     ("piece.start + self._row", "piece.start"),
     ("piece.keys = piece.keys + self._row", "pass"),
     ("made, self.left = made + self.left, 0", "self.left = 0"),
+    ("piece.start += piece.b", "pass"),
+    ("piece.keys = piece.keys + piece.b", "pass"),
 ]
 
 

@@ -20,6 +20,7 @@ from expected_contents import FUNCTIONS, ExpectedContents, delete_listed
 from expected_deletions import DeletingTable
 from losses import Losses
 
+import dps
 from dps.engine.core.grouping import mix
 from dps.engine.state.partitioning import (
     BlockPartition,
@@ -174,6 +175,7 @@ def count_ops(
     partitions: bool = False,
     splits: bool = False,
     merges: bool = False,
+    lists: bool = False,
 ) -> None:
     """The default scenario: trainers and clients push and pull, and every op is accounted for."""
     draw = random.Random(f"work {schedule.seed}")
@@ -188,7 +190,8 @@ def count_ops(
         )  # because `Losses` knows of pushes to shards only
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
         placed = partition_for(schedule.seed, name, rows) if partitions else None
-        spec = sim.table(name, schedule.trainers + clients, partition=placed, **made)
+        wire = dps.Wire(lists=True) if lists else None
+        spec = sim.table(name, schedule.trainers + clients, partition=placed, wire=wire, **made)
         specs.append(spec)
     common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions
     expected = ExpectedContents(*common, deletions, DeletingTable) if deletions else ExpectedContents(*common)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fault_schedules import FaultSchedule, check_schedule, count_ops
 
-__all__ = ["at", "chains", "check_merges", "check_splits", "draw_splits"]
+__all__ = ["at", "chains", "check_lists", "check_merges", "check_splits", "draw_splits"]
 
 SCENARIOS = (
     functools.partial(count_ops, splits=True),
@@ -25,6 +25,14 @@ SCENARIOS = (
 MERGED = (
     functools.partial(count_ops, merges=True),
     functools.partial(count_ops, partitions=True, merges=True),
+)
+
+
+# Tables whose lists of keys have numbers, without splits and with them.
+LISTED = (
+    functools.partial(count_ops, lists=True),
+    functools.partial(count_ops, functions=0.2, deletions=0.2, partitions=True, lists=True),
+    functools.partial(count_ops, merges=True, lists=True),
 )
 
 
@@ -52,6 +60,12 @@ def check_merges(seed: int) -> str:
     """Run one schedule with merges and splits; its digest."""
     draw = functools.partial(draw_splits, kinds=("merges", "merges", "splits"))
     return check_schedule(seed, MERGED[seed % len(MERGED)], draw)
+
+
+def check_lists(seed: int) -> str:
+    """Run one schedule in which lists of keys have numbers; its digest."""
+    draw = functools.partial(draw_splits, kinds=("merges", "splits")) if seed % 3 == 2 else FaultSchedule.draw
+    return check_schedule(seed, LISTED[seed % 3], draw)
 
 
 def chains(sim, table="w"):

@@ -31,7 +31,11 @@ COMBINATIONS = range(256)  # all combinations of the flags that there are
 PULLS = {F.RANGE * a | flag for a in (0, 1) for flag in (0, F.CERTIFICATE, F.BORN)}
 RULES = (0, F.RULE_ADD, F.RULE_ASSIGN)
 PUSHES = {F.RANGE * a | rule | F.ANSWER * b for a in (0, 1) for rule in RULES for b in (0, 1)}
-REPLAYS = {F.REPLAYED | flags for flags in PUSHES}
+PULLS |= {F.NARROW | flags for flags in PULLS if not flags & F.BORN}
+PULLS |= {F.LIST | flags for flags in PULLS if not flags & (F.BORN | F.RANGE)}
+PACKED = {F.NARROW | flags for flags in PUSHES if not flags & (F.RULE_ADD | F.RULE_ASSIGN)}
+PACKED |= {F.LIST | flags for flags in PUSHES | PACKED if not flags & (F.RULE_ADD | F.RULE_ASSIGN | F.RANGE)}
+REPLAYS = {F.REPLAYED | flags for flags in PUSHES | PACKED}
 PUSHES |= {F.RULE_DELETE, F.RULE_DELETE | F.RANGE}
 REPLICATES = PUSHES | {F.CONTROL, F.CONTROL | F.RULE_ADD, F.CONTROL | F.RULE_ASSIGN, F.RULE_ROWS, F.RULE_ROWS | F.RANGE}
 REPLICATES |= {F.RULE_ROWS | F.ANSWER, F.RULE_ROWS | F.RANGE | F.ANSWER}
@@ -42,7 +46,7 @@ FROM_SERVERS = (F.SERVE, F.BEAT, F.CAUGHT_UP, F.STEPPED_DOWN, F.SUSPECT, F.FAILE
 MAY = {
     ("server", CLIENT): {
         F.PULL: PULLS,
-        F.PUSH: PUSHES | REPLAYS,
+        F.PUSH: PUSHES | REPLAYS | PACKED,
         F.CALL: {0, F.RANGE, F.REPLAYED, F.REPLAYED | F.RANGE},
         F.COMMIT: {0},
         F.ABORT: {0},
@@ -82,8 +86,8 @@ def test_a_refusal_names_roles_and_flags() -> None:
 
     with pytest.raises(ProtocolError, match=r"kind 19 from a client: it is taken from a server only"):
         handlers[F.REPLICATE](Peer, Header(F.REPLICATE), memoryview(b""))
-    with pytest.raises(ProtocolError, match=r"kind 16 has flags 32: from a client .* flags 0, 1, 8, 9, 16, 17 only"):
-        handlers[F.PULL](Peer, Header(F.PULL, F.CONTROL), memoryview(b""))
+    with pytest.raises(ProtocolError, match=r"kind 16 has flags 128: from a client .* flags 0, 1, 8, 9, 16, 17, 32, "):
+        handlers[F.PULL](Peer, Header(F.PULL, F.REPLAYED), memoryview(b""))
 
 
 # ---- live -----------------------------------------------------------------------------------------------------------
@@ -195,7 +199,8 @@ def test_a_server_takes_what_the_table_allows(servers, role: str, session: str, 
     for kind, many in MAY["server", role].items():
         for flags in many:
             with Raw(servers.addresses[0]) as raw:
-                raw.send(raw.hello(SECRET, session) + framed(kind, table=77, flags=flags))
+                start = -1 if flags & F.LIST and kind != F.REPLICATE else 0  # the first list of keys, which has none
+                raw.send(raw.hello(SECRET, session) + framed(kind, table=77, flags=flags, start=start))
                 assert raw.frame()[0].kind == F.WELCOME
                 header, body = raw.frame()
                 words = "" if header.kind == F.OK else str(frames.decode_error(body))

@@ -20,9 +20,9 @@ from dps.engine.client.session import RETRIED, ClientSession
 from dps.engine.client.table import name_of
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.client.verbs import Keys, T
-from dps.engine.core.requests.call import Terms
 from dps.engine.core.requests.exchange import DECLINED, OPEN, Exchange, Wires
 from dps.engine.core.requests.part import Part, parts_of
+from dps.engine.core.requests.terms import Terms
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire.channel import Channel, Request
 from dps.errors import RequestTimeoutError

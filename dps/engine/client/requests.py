@@ -23,12 +23,14 @@ from dps.engine.core.blocks import empty
 from dps.engine.core.requests import call as core
 from dps.engine.core.requests.form import Form
 from dps.engine.core.requests.part import Part
+from dps.engine.core.requests.terms import Terms
 from dps.engine.state.custom import Custom
 from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.engine.state.partition import group
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, encode_header
+from dps.engine.wire.sockets import is_own_address
 from dps.errors import DataLostError, InputError
 
 __all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_born", "prepared_deletion", "prepared_pull"]
@@ -44,18 +46,30 @@ MOST_BYTES, MOST_PULLED_KEYS, MOST_PUSHED_KEYS, MOST_DELETED_KEYS = 1 << 24, 1 <
 class TableRoute:
     """A table as a client sees it: its spec, and which server holds which run of neighbouring shards."""
 
-    def __init__(self, spec: TableSpec, owners: list[int], ancestors: Iterable[int] = ()):
+    def __init__(
+        self,
+        spec: TableSpec,
+        owners: list[int],
+        ancestors: Iterable[int] = (),
+        servers: Mapping[int, tuple[str, int]] | None = None,
+    ):
         self.spec = spec
         self.ancestors = frozenset(ancestors)  # the numbers that it had before it was split or merged
         cuts = [0, *(n for n in range(1, len(owners)) if owners[n] != owners[n - 1]), len(owners)]
         self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
         kind = np.dtype(spec.dtype).num
         runs = [(first, end) for _, first, end in self.runs]
-        self.form, self.wide_form = (
-            Form(spec.id, kind, dim, spec.shard_map, spec.finite, runs)
-            for dim in (spec.dim, spec.dim + 1)  # the rows of the table; and those with a column more: BORN
-        )
+        shape = spec.shard_map, spec.finite, runs
+        self.form = Form(spec.id, kind, spec.dim, *shape, self._codecs(servers or {}) if spec.wire.asks else [])
+        self.wide_form = Form(spec.id, kind, spec.dim + 1, *shape)  # rows with a column more: BORN
         self.terms: TableTerms | None = None  # once a call was made
+
+    def _codecs(self, servers: Mapping[int, tuple[str, int]]) -> list[tuple[int, int, bool]]:
+        """For each run, how rows travel from and to its server."""
+        wire, here = self.spec.wire, set[int]()
+        if not wire.local:  # else it is the same for all, and nothing is asked of the system
+            here = {server for server, (host, _) in servers.items() if is_own_address(host)}
+        return [wire.between(server in here) for server, _, _ in self.runs]
 
     def form_of(self, dim: int) -> Form:
         """The form of rows with so many columns."""
@@ -76,6 +90,7 @@ class TableTerms:
     A request has at most `chunk` bytes; a larger call is cut.
     `changes` has the terms of the changes that the table takes, by rule and whether new values come back.
     `replays` has the same, for changes that were acknowledged to an earlier attempt.
+    Where the client has a clock, its pulls and its pushes by the table's own rule travel as the table's `wire` says.
     """
 
     def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):
@@ -85,18 +100,21 @@ class TableTerms:
         half = is_half(spec.dtype)  # whose sums are rounded once if they are summed here, and else after each addition
         sums = at_once and (spec.optimizer.repeats == "sum" or (half and spec.optimizer.repeats == "any"))
         self.clocked = clocked
-        self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED_KEYS)
-        self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED_KEYS)
+        self.pull, self.certified = (
+            Terms(*parts, frames.PULL, flag, False, True, False, MOST_PULLED_KEYS, clocked)
+            for flag in (0, frames.CERTIFICATE)
+        )
         wide = route.wide_form, epoch, min(chunk, MOST_BYTES)
-        self.born = core.Terms(*wide, frames.PULL, frames.BORN, False, True, False, MOST_PULLED_KEYS)
-        self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED_KEYS)
+        self.born = Terms(*wide, frames.PULL, frames.BORN, False, True, False, MOST_PULLED_KEYS)
+        self.deletion = Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED_KEYS)
 
-        def change(flags: int, answered: bool, merges: bool) -> core.Terms:
+        def change(flags: int, answered: bool, merges: bool) -> Terms:
             # The user's code may refuse a push, and one that is refused has changed nothing. And if a key may come
             # twice, an answer to one part would lack what the next part changes.
+            narrow = clocked and not flags & frames.RULE_DELETE
             if isinstance(spec.optimizer, Custom) or (answered and not merges):
-                return core.Terms(form, epoch, chunk, frames.PUSH, flags, True, answered, merges)
-            return core.Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_PUSHED_KEYS)
+                return Terms(form, epoch, chunk, frames.PUSH, flags, True, answered, merges, narrow=narrow)
+            return Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_PUSHED_KEYS, narrow)
 
         rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, half), (ASSIGN, False)]
         self.changes, self.replays = (
@@ -133,7 +151,7 @@ def prepared_pull(
     return refuse(route, frames.PULL, origin, target) if call is None else into(answer, route, call)
 
 
-def _prepared_bytes(route: TableRoute, agreed: core.Terms, origin: Origin, keys: Keys, out: object) -> Prepared:
+def _prepared_bytes(route: TableRoute, agreed: Terms, origin: Origin, keys: Keys, out: object) -> Prepared:
     """A pull of rows of bytes."""
     spec = route.spec
     target, shape = named(route, keys)

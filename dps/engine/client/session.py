@@ -460,7 +460,7 @@ class ClientSession:
             self.own.id = RouteAnswer.of(answer.header).origin
         known = decode(Route, answer.body)
         self.epoch, self.remedy, self._servers = known.epoch, known.remedy, known.servers
-        self.know([TableRoute(TableSpec.from_dict(t.spec), t.owners, t.ancestors) for t in known.tables])
+        self.know([TableRoute(TableSpec.from_dict(t.spec), t.owners, t.ancestors, known.servers) for t in known.tables])
 
     def know(self, routes: list[TableRoute]) -> None:
         self._tables = {route.spec.name: route for route in routes}

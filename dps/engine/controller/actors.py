@@ -218,10 +218,10 @@ class ServerActors:
                 ) from error
             raise ServerGoneError(f"{where} did not answer {method!r}: {error!r}") from error
         if answer["status"] != "OK":
-            error = _unpack(answer["exception"], where)
+            failed = _unpack(answer["exception"], where)
             if not self._workers.has_actor(server):  # it was retired while the call was under way
-                raise ServerGoneError(f"{where} was closed meanwhile") from error
-            raise error
+                raise ServerGoneError(f"{where} was closed meanwhile") from failed
+            raise failed
         return _plain(answer["result"])
 
 

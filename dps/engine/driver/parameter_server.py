@@ -54,6 +54,7 @@ from dps.engine.state.names import check_name, table_name
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition, partition_of
+from dps.engine.state.wire_format import Wire, wire_of
 from dps.engine.telemetry.rebalance_report import RebalanceReport
 from dps.engine.telemetry.snapshot import Status
 from dps.engine.training import data as user_data
@@ -211,8 +212,7 @@ class ParameterServer:
         ClosedError
             There is none of that name.
         """
-        check_name("parameter server", name)
-        connection = DriverConnection(client, name)
+        connection = DriverConnection(client, check_name("parameter server", name))
         connection.attach(force)
         return cls.over(connection)
 
@@ -299,6 +299,7 @@ class ParameterServer:
         remember: bool | int = False,
         fixed_shards: bool = False,
         staleness: float | None = None,
+        wire: Wire | str | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -380,6 +381,9 @@ class ParameterServer:
             at its tick; this holds for `pull` and its kin, `push_pull`, functions and `keys`. It does not hold for
             clients, which have no clock, for rows that a loop keeps (``n_fetch=``), and in
             :func:`dps.map_partitions_with_ps`, whose trainers never wait. :meth:`set_staleness` changes it.
+        wire : Wire or "auto", optional
+            In which numbers rows of float32 travel between trainers and servers: :class:`dps.Wire`. ``"auto"``: in half
+            the bytes (bfloat16) between machines, and as they are within one. By default as they are.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again, also when
@@ -398,8 +402,7 @@ class ParameterServer:
         InputError
             A value that a table cannot have.
         """
-        # The default of `shards` follows the number of servers, which may change; that of `finite` may differ between
-        # versions, and a table that a checkpoint has brought back keeps what it was made with.
+        # because the default of `shards` follows the number of servers, and that of `finite` the version of dps
         free = [name for name, value in (("shards", shards), ("finite", finite)) if value is None]
         dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
@@ -410,8 +413,8 @@ class ParameterServer:
         kept = config.count("limits.remembered-keys") if remember is True else remember or 0
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
-        life = life_of(expire, max_bytes, evict, admit, kept)
-        spec = dataclasses.replace(spec, partition=placed, life=life, fixed_shards=bool(fixed_shards))
+        life, wired = life_of(expire, max_bytes, evict, admit, kept), wire_of(wire)
+        spec = dataclasses.replace(spec, partition=placed, life=life, fixed_shards=bool(fixed_shards), wire=wired)
         spec = dataclasses.replace(spec, staleness=cast("int | None", staleness))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)

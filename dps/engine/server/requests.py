@@ -42,7 +42,7 @@ from dps.engine.server.memory import ServerMemory
 from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
-from dps.engine.server.tables import ServerTable, TableRequest, op_of
+from dps.engine.server.tables import ServerTable, TableRequest, op_of, unpacking
 from dps.engine.state.custom import Custom
 from dps.engine.state.op_views import CloseOp
 from dps.engine.state.ops import OLDER, Op, TableSpec
@@ -57,12 +57,11 @@ from dps.engine.wire.handshake import of_servers
 from dps.engine.wire.headers import Scan
 from dps.engine.wire.messages import Placement, ShardPlace, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
-from dps.engine.wire.rights import TO_SERVER, guarded
+from dps.engine.wire.rights import TO_SERVER, Handler, guarded
 from dps.errors import DPSError, FencedError, MovedError, NotFiniteError, ProtocolError, UnknownTableError
 
 __all__ = ["SETTLE_SHARE", "ServerRole"]
 
-Handler = Callable[[RoleConnection, Header, memoryview], None]
 Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a request, for its meter
 
 logger = logging.getLogger(__name__)
@@ -140,9 +139,10 @@ class ServerRole:
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         self.memory.begin(self.service)
+        timed = self.meters.timed
         handlers: dict[int, Handler] = {
-            frames.PULL: self._when_free(self._closed(self.meters.timed(self._pull))),
-            frames.PUSH: self._when_free(self._closed(self._beside(self.meters.timed(self._push)))),
+            frames.PULL: unpacking(self._table, self._when_free(self._closed(timed(self._pull)))),
+            frames.PUSH: unpacking(self._table, self._when_free(self._closed(self._beside(timed(self._push))))),
             frames.CALL: self._closed(self.functions.call),
             frames.COMMIT: self.functions.commit,
             frames.ABORT: self.functions.abort,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dps.engine.core.codec import bytes_of_row, decode, encode
+from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.core.requests.request import Parts
 from dps.engine.core.shards.rows import gather
 from dps.engine.core.shards.states import TableState
@@ -16,7 +19,7 @@ from dps.engine.state.ops import ADD, AGE, ASSIGN, DELETE, PUSH, RETIRE, ROWS, O
 from dps.engine.state.partition import group
 from dps.engine.state.scan import FoundRows
 from dps.engine.state.shard import DenseShard, KeyedShard
-from dps.engine.telemetry.server_meter import TableMeter
+from dps.engine.telemetry.server_meter import BY_LIST, TableMeter
 from dps.engine.telemetry.snapshot import HeldRows, Turnover
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_array, padded, unpack_items
@@ -25,7 +28,7 @@ from dps.engine.wire.protocols import RoleConnection
 from dps.errors import InputError, KeyRangeError, LimitError, MovedError, ProtocolError
 
 __all__ = ["MAX_KEPT_RESULT_BYTES", "MAX_MORE_BYTES", "ServerTable", "TableRequest", "control_header", "more_of"]
-__all__ += ["keys_header", "op_of", "rows_after", "rows_header"]
+__all__ += ["keys_header", "op_of", "rows_after", "rows_header", "unpacking"]
 
 # flags of a frame -> rule of the op
 RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
@@ -55,6 +58,7 @@ class ServerTable(TableState):
         self._parts = Parts()
         self.refused = 0  # requests that the budget had no room for, since the table is here
         self.warned = self.rank_failed = False  # that its budget is nearly full; that its function of rows has failed
+        pulled, pushed = spec.wire.codecs
         super().__init__(
             dtype=self.dtype.num,
             dim=spec.dim,
@@ -65,7 +69,9 @@ class ServerTable(TableState):
             waits=spec.ack == "copies",
             kernel=spec.optimizer.kernel,
             row_start=spec.absent_start(),
-            meter=TableMeter(spec.shards, spec.dim * spec.itemsize),
+            meter=TableMeter(spec.shards, spec.dim * spec.itemsize, bytes_of_row(pulled, spec.dim, spec.itemsize)),
+            pulled=pulled,
+            pushed=pushed,
         )
 
     def cut(self, header: Header, body: memoryview, primary: bool = True) -> TableRequest:
@@ -78,6 +84,8 @@ class ServerTable(TableState):
         used = 0 if is_range else 8 * (header.shards + header.count)
         if header.count * self.row_bytes > self.frame_limit:
             raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
+        if header.kind == frames.PULL and header.flags & frames.NARROW and not self.pulled:
+            raise ProtocolError(f"a narrow pull of table {spec.name!r}, which travels by {spec.wire!r}")
         if is_range and spec.rows is None:
             raise InputError(
                 f"table {spec.name!r} is keyed: a range of its keys can be pulled, and for all else name the keys"
@@ -122,6 +130,39 @@ class ServerTable(TableState):
                 f"table {self.spec.name!r}: key {int(key[0])} belongs to shard {owner} by {self.spec.partition!r}, and "
                 f"a client asked shard {number} for it: that client divides keys by another rule or version of dps"
             )
+
+    def unpacked(self, header: Header, body: memoryview, keys: bytes | None) -> tuple[Header, memoryview]:
+        """A pull or push as if its keys, and the values that it brings, had come as they are.
+
+        `keys` are those of a list, with the counts of its shards. Where they have come by its number, which takes no
+        bytes, the `start` is BY_LIST.
+        """
+        spec, pushed = self.spec, header.kind == frames.PUSH
+        codec = self.pushed if header.flags & frames.NARROW and pushed else 0
+        if pushed and header.flags & frames.NARROW and not codec:
+            raise ProtocolError(f"a narrow push to table {spec.name!r}, which travels by {spec.wire!r}")
+        if header.count * self.row_bytes > self.frame_limit:
+            raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
+        given = header.count * bytes_of_row(codec, spec.dim, self.row_bytes) if pushed else 0
+        used = len(body) - padded(given)
+        if used < 0:
+            raise ProtocolError(f"{header.count} rows pushed to table {spec.name!r} in {len(body)} bytes")
+        if keys is None:
+            keys = bytes(body[:used])
+        else:
+            header = header._replace(flags=header.flags & ~frames.LIST, start=0 if used else BY_LIST)
+        if codec:
+            header = header._replace(flags=header.flags & ~frames.NARROW)
+        wide = np.zeros(len(keys) + (padded(header.count * self.row_bytes) if pushed else 0), np.uint8)
+        wide[: len(keys)] = np.frombuffer(keys, np.uint8)
+        if pushed:
+            rows = self._rows_in(wide[len(keys) :][: header.count * self.row_bytes])
+            sent = np.frombuffer(body, np.uint8, given, used)
+            if codec:
+                decode(codec, sent, rows)
+            else:
+                rows[:] = self._rows_in(sent)
+        return header, memoryview(wide)
 
     def values(self, header: Header, body: memoryview, used: int) -> np.ndarray:
         """The values of an op, which begin behind `used` bytes of the body; a deletion has rows without columns."""
@@ -207,24 +248,32 @@ class ServerTable(TableState):
             certificate = frames.encode_json(
                 {r.number: certificates(r.shard.ledger, edges[r.number]) for r in replicas}
             )
-        nbytes = header.count * self.row_bytes
+        codec = self.pulled if header.flags & frames.NARROW else 0
+        row = bytes_of_row(codec, self.spec.dim, self.row_bytes)
+        nbytes = header.count * row
         buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
         view = memoryview(buffer)
         answer = Header(frames.OK, request=header.request, count=header.count, body=padded(nbytes) + len(certificate))
         view[:HEADER_SIZE] = encode_header(answer)
-        out = buffer[HEADER_SIZE : HEADER_SIZE + nbytes].view(self.dtype).reshape(header.count, self.spec.dim)
-        step, passed, spills = max(1, PIECE_BYTES // self.row_bytes), 0, self.spec.life.spills
+        out, step = buffer[HEADER_SIZE : HEADER_SIZE + nbytes], max(1, PIECE_BYTES // self.row_bytes)
+        passed, spills = 0, self.spec.life.spills
         for replica, keys, start, first, last in parts:
-            if repeated is not None and self._kept_answer(replica, repeated, out[first:last]):
+            if repeated is not None and self._kept_answer(
+                replica, repeated, self._rows_in(out[first * row : last * row])
+            ):
                 continue
             for a in range(first, last, step):
                 b = min(a + step, last)
+                piece = out[a * row : b * row]
+                rows = self._rows_in(piece) if not codec else np.empty((b - a, self.spec.dim), self.dtype)
                 if keys is None:
                     assert isinstance(replica.shard, DenseShard)
-                    replica.shard.pull_range(start + a - first, out[a:b])
+                    replica.shard.pull_range(start + a - first, rows)
                 else:
-                    replica.shard.pull(keys[a - first : b - first], out[a:b])
-                ready = HEADER_SIZE + b * self.row_bytes
+                    replica.shard.pull(keys[a - first : b - first], rows)
+                if codec:
+                    encode(codec, rows, piece)
+                ready = HEADER_SIZE + b * row
                 if ready - passed >= PIECE_BYTES and not spills:  # its error is answered, so nothing has left before
                     connection.write(view[passed:ready])
                     passed = ready
@@ -232,6 +281,10 @@ class ServerTable(TableState):
             connection.write(view[passed:])
         if certificate:
             connection.write(certificate)
+
+    def _rows_in(self, piece: np.ndarray) -> np.ndarray:
+        """The rows that bytes of an answer have room for."""
+        return piece.view(self.dtype).reshape(-1, self.spec.dim)
 
     def answer_born(self, connection: RoleConnection, header: Header, parts: list[ReplicaPart]) -> None:
         """Send rows with one column more: whether the row is there."""
@@ -304,6 +357,29 @@ class ServerTable(TableState):
             by_role[replica.primary].append(number)
         kept = sum(replica.shard.kept for replica in self.replicas.values() if not replica.joining)
         return HeldRows(rows, nbytes, by_role[True], by_role[False], kept, self.turnover())
+
+
+def unpacking(
+    table_of: Callable[[Header], ServerTable], handler: Callable[[RoleConnection, Header, memoryview], object]
+) -> Callable[[RoleConnection, Header, memoryview], None]:
+    """The handler of pulls and pushes, for those whose keys or values may have come in fewer bytes."""
+
+    def handle(connection: RoleConnection, header: Header, body: memoryview) -> None:
+        if header.flags & frames.LIST or (header.flags & frames.NARROW and header.kind == frames.PUSH):
+            keys = _listed(header, body, connection.key_lists) if header.flags & frames.LIST else None
+            header, body = table_of(header).unpacked(header, body, keys)
+        handler(connection, header, body)
+
+    return handle
+
+
+def _listed(header: Header, body: memoryview, lists: KeyLists) -> bytes:
+    """The counts and keys of a request that keeps a list, or names one."""
+    keys = body[: 8 * (header.shards + header.count) if header.start < 0 else 0]
+    try:
+        return lists.take(header.start, header.table, header.shard, header.shards, header.count, keys)
+    except ValueError as error:
+        raise ProtocolError(f"table number {header.table}: {error}") from None
 
 
 def op_of(header: Header) -> Op:

@@ -104,7 +104,7 @@ class SimChannel(Channel, End):
         request = Request.carrying(part, self)
         self._expect(request, number)
         frame = bytearray()
-        part.begin(number)
+        part.begin(number, self.stream.lists)
         while pieces := part.pieces():
             frame += b"".join(pieces)
         self.traffic.sent += len(frame)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps import config
+from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.simulation.network import END, End, ListeningEnd, Network
 from dps.engine.simulation.world import Party, Timer
 from dps.engine.wire import frames
@@ -105,6 +106,7 @@ class SimConnection(ListeningEnd):
         self.endpoint = endpoint
         self.session: str | None = None
         self.party: object = None  # for the role's own use
+        self.key_lists = KeyLists()
         self.peer = "?"
         self._handshake = ListeningHandshake(endpoint.secrets)
         self.transport = Transport(self)
@@ -204,7 +206,7 @@ class SimConnection(ListeningEnd):
         ghost.over = ghost.is_copy = True
         ghost.peer = f"{self.peer} (again)"
         ghost.session = self.session
-        ghost.party = self.party
+        ghost.party, ghost.key_lists = self.party, self.key_lists
         header = decode_header(frame, 0, self.endpoint.frame_limit)
         self.host.world.note("%s>%s %s %d.%d again", self.peer, self.host, header.kind, header.clock, header.number)
         ghost.handle(header, frame)

@@ -34,6 +34,7 @@ from dps.engine.state.life import AdmitByCount, Expiry, life_of
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition
+from dps.engine.state.wire_format import Wire, wire_of
 from dps.engine.telemetry.monitor import run_status
 from dps.engine.telemetry.rebalance_report import RebalanceReport
 from dps.engine.training.data import share
@@ -173,6 +174,7 @@ class Simulation:
         remember: int = 0,
         fixed_shards: bool = False,
         staleness: int | None = None,
+        wire: Wire | str | None = None,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -181,11 +183,11 @@ class Simulation:
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, rows)
         dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
-        made = (optimizer, init, aggregate, finite, shards)
-        placed = HashPartition() if partition is None else partition
-        spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
-        life = life_of(expire, max_bytes, evict, admit, remember)
-        spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards, staleness=staleness)
+        copies, placed = copies or self._copies, HashPartition() if partition is None else partition
+        spec = TableSpec(name, rows, dim, dtype, optimizer, init, aggregate, finite, shards, copies, ack)
+        life, wired = life_of(expire, max_bytes, evict, admit, remember), wire_of(wire)
+        spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards, staleness=staleness, wire=wired)
+        spec = dataclasses.replace(spec, partition=placed)
         return self._controller.create_table(spec, exist_ok)
 
     def split(self, table: str, shards: int | None = None, *, shard: int | None = None) -> TableSpec:

@@ -21,6 +21,7 @@ beside             large ops, carried out on a copy of the shard, and put in pla
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
 columns            columns of a row with initializers and optimizers of their own
 custom             an optimizer of the user, as it travels and steps
+wire_format        in which numbers rows travel between trainers and servers
 user_code          code of the user as cloudpickle, with a hash of what it does
 schedules          learning rates that change with the clock
 initializers       a new row's values as a function of (seed, key)

@@ -32,6 +32,7 @@ from dps.engine.state.names import check_name
 from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
 from dps.engine.state.recipes import Description
+from dps.engine.state.wire_format import Wire
 from dps.errors import InputError, InputTypeError, MissingPackageError
 
 __all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "EVICTED", "EXPIRED", "FAILED", "KEEP"]
@@ -207,6 +208,8 @@ class TableSpec:
     staleness : int or None
         How stale a trainer's reads of this table may be, where that is less than its run allows; None, or math.inf: as
         its run allows.
+    wire : Wire
+        In which numbers rows travel between trainers and servers.
     salt : int
         Mixed into the hashes by which servers look keys up, given by the controller: another one for each table, so
         that keys in the order in which one table is scanned have no order in another.
@@ -236,6 +239,7 @@ class TableSpec:
     fixed_shards: bool = False
     edges: tuple[int, ...] = ()
     staleness: int | None = None
+    wire: Wire = Wire()
     salt: int = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self):
@@ -291,6 +295,10 @@ class TableSpec:
         object.__setattr__(self, "staleness", None if self.staleness == math.inf else self.staleness)
         if self.staleness is not None:
             _whole(self, "staleness", 0, MAX_STALENESS, where)
+        if not isinstance(self.wire, Wire):
+            raise InputTypeError(f"{where}: wire is a dps.Wire, such as dps.Wire(pull='bfloat16'), not {self.wire!r}")
+        if self.wire.codecs != (0, 0) and self.dtype != "float32":
+            raise InputError(f"{where}: rows of float32 can travel by {self.wire!r}, and this table has {self.dtype}")
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
@@ -442,6 +450,7 @@ class TableSpec:
                 del plain[name]  # so that tables without it are described as ever
         if self.staleness is None:
             del plain["staleness"]
+        plain.pop("wire") if not self.wire.asks else plain.update(wire=self.wire.to_dict())
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain
 
     @classmethod
@@ -453,6 +462,8 @@ class TableSpec:
             given["partition"] = partition_from_dict(fields["partition"])
         if "life" in fields:
             given["life"] = RowLife.from_dict(fields["life"])
+        if "wire" in fields:
+            given["wire"] = Wire.from_dict(fields["wire"])
         return cls(**given)
 
 

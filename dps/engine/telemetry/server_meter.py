@@ -19,8 +19,8 @@ from dps.engine.core.requests.polling import Polling
 from dps.engine.core.shards.counters import RequestCounters, ServerCounters, TableCounters
 from dps.engine.telemetry.hosts import HostLoad
 from dps.engine.telemetry.reports import MAX_HOT_KEYS, MAX_TABLES
-from dps.engine.telemetry.snapshot import Turnover
-from dps.engine.wire.frames import ANSWER, PULL, Header, padded
+from dps.engine.telemetry.snapshot import TableTraffic, Turnover
+from dps.engine.wire.frames import ANSWER, HEADER_SIZE, NARROW, PULL, RANGE, Header, padded
 
 try:
     import resource
@@ -29,22 +29,23 @@ except ImportError:  # not on Windows
 
 C = TypeVar("C")
 
-__all__ = ["ServerMeter", "TableMeter", "process_usage"]
+__all__ = ["BY_LIST", "ServerMeter", "TableMeter", "process_usage"]
 
 # Number of shards whose size one report measures.
 MAX_SIZED_SHARDS = 256
 SAMPLES_PER_SECOND = 10_000  # accesses of all tables that are sampled: 0.1 to 0.3 us each, so 0.3 % of a core at most
+BY_LIST = -1  # `start` of a request whose keys have come by the number of a list, which takes no bytes
 COUNTED_HOT_KEYS = 64  # of a table, whose accesses a report sums up
 
 
 class TableMeter(TableCounters):
     """The requests for one table, and its size."""
 
-    __slots__ = ("nbytes", "reported", "row_bytes", "rows", "turnover")
+    __slots__ = ("narrow_bytes", "nbytes", "reported", "row_bytes", "rows", "turnover")
 
-    def __init__(self, shards: int, row_bytes: int):
+    def __init__(self, shards: int, row_bytes: int, narrow_bytes: int = 0):
         super().__init__(shards)
-        self.row_bytes = row_bytes
+        self.row_bytes, self.narrow_bytes = row_bytes, narrow_bytes  # of a row as it is, and as narrow pulls have it
         self.rows = self.nbytes = 0  # the table's size, as measured last
         self.turnover: Turnover | None = None
         self.reported: tuple[object, ...] = ()  # the counts in the last report; () makes the next report complete
@@ -64,6 +65,7 @@ class TableMeter(TableCounters):
         sizes: dict[str, object] = {"rows": rows, "bytes": nbytes, "shards": shards}
         if self.turnover is not None:
             sizes["turnover"] = msgspec.structs.astuple(self.turnover)
+        sizes["traffic"] = msgspec.structs.astuple(_traffic(pulls, pushes))
         return {"pull": _row(pulls), "push": _row(pushes), **times, **sizes, "hot": self._hot()}
 
     def _hot(self) -> dict[str, object]:
@@ -75,6 +77,13 @@ class TableMeter(TableCounters):
 
 def _row(counters: RequestCounters) -> list[float]:
     return [counters.requests, counters.keys, counters.bytes, round(counters.seconds, 9)]
+
+
+def _traffic(pulls: RequestCounters, pushes: RequestCounters) -> TableTraffic:
+    named = pulls.key_bytes + pushes.key_bytes
+    back = pulls.bytes - pulls.key_bytes + pushes.back_bytes
+    pushed = pushes.bytes - pushes.key_bytes - pushes.back_bytes
+    return TableTraffic(named, pushed, back, HEADER_SIZE * (pulls.requests + pushes.requests))
 
 
 def _buckets(counters: RequestCounters) -> dict[int, int]:
@@ -149,8 +158,10 @@ class ServerMeter(ServerCounters):
             seconds = clock() - began
             pulled = header.kind == PULL
             answered = pulled or header.flags & ANSWER
-            nbytes = header.body + (padded(header.count * meter.row_bytes) if answered else 0)
-            (meter.pulls if pulled else meter.pushes).count(header.count, nbytes, seconds)
+            row = meter.narrow_bytes if header.flags & NARROW else meter.row_bytes
+            back = padded(header.count * row) if answered else 0
+            named = 0 if header.flags & RANGE or header.start == BY_LIST else 8 * (header.shards + header.count)
+            (meter.pulls if pulled else meter.pushes).count(header.count, header.body + back, seconds, named, back)
             for replica, keys, start, a, b in parts:
                 meter.count_keys(replica.number, keys, start, b - a)
             if seconds > self.lag:
@@ -161,7 +172,7 @@ class ServerMeter(ServerCounters):
     def scanned(self, meter: TableMeter, shard: int, rows: int, nbytes: int, began: float) -> None:
         """Count a piece of a scan, which has found so many rows of a shard, as a pull of them."""
         seconds = self.clock() - began
-        meter.pulls.count(rows, nbytes, seconds)
+        meter.pulls.count(rows, nbytes, seconds, 8 * rows, nbytes - 8 * rows)
         meter.count_scanned(shard, rows)
         if seconds > self.lag:
             self.lag = seconds

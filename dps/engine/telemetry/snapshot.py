@@ -36,6 +36,7 @@ __all__ = [
     "Status",
     "Straggler",
     "TableStatus",
+    "TableTraffic",
     "Throughput",
     "TimeSplit",
     "TrainerPhase",
@@ -369,6 +370,29 @@ class HotShare(msgspec.Struct, frozen=True):
     error: float = 0.0  # the share is at most this much larger
 
 
+class TableTraffic(msgspec.Struct, frozen=True):
+    """Bytes between clients and servers for one table, since its servers began, but for those of servers that are gone.
+
+    A request and its answer have a header of 64 bytes each. An answer without values is an acknowledgement: its header
+    is all that it has.
+    """
+
+    keys: int = 0  # to servers: which rows are meant
+    pushed: int = 0  # to servers: values
+    pulled: int = 0  # to clients: values
+    headers: int = 0  # to servers; and as many to clients
+
+    @property
+    def sent(self) -> int:
+        """All bytes to servers."""
+        return self.keys + self.pushed + self.headers
+
+    @property
+    def received(self) -> int:
+        """All bytes from servers."""
+        return self.pulled + self.headers
+
+
 class TableStatus(msgspec.Struct, frozen=True):
     """One table. Rates are of the last seconds."""
 
@@ -393,6 +417,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     hot_shares: list[HotShare] = msgspec.field(default_factory=list)  # of the 1, 8 and 64 hottest keys
     turnover: Turnover | None = None  # of a table with admit=, expire= or max_bytes=
     staleness: int | None = None  # of trainers' reads, where it may be less than their run allows
+    traffic: TableTraffic = TableTraffic()
 
     @property
     def shards(self) -> int:

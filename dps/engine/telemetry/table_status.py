@@ -9,7 +9,7 @@ from dps.engine.telemetry.hot_keys import hot_keys
 from dps.engine.telemetry.monitored import MonitoredPlace
 from dps.engine.telemetry.reports import HotCounts
 from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry, together
-from dps.engine.telemetry.snapshot import HeldRows, TableStatus, Turnover
+from dps.engine.telemetry.snapshot import HeldRows, TableStatus, TableTraffic, Turnover
 
 __all__ = ["table_status"]
 
@@ -26,6 +26,7 @@ def table_status(
     parts: list[ServerRates] = []
     turnovers: list[Turnover] = []
     hot: list[tuple[HotCounts, float]] = []
+    traffic = [0.0] * 4
     for watch, held in readings:
         counts = watch.tables().get(number)
         if held is not None:
@@ -39,6 +40,7 @@ def table_status(
         if counts is None:
             continue
         parts.append(watch.rates([number]))
+        traffic = [total + more for total, more in zip(traffic, counts.get("traffic", [0.0] * 4), strict=True)]
         hot.append((counts["hot"], parts[-1].keys))
         for shard, keys in watch.loads(number).items():
             if shard < len(load):
@@ -67,4 +69,5 @@ def table_status(
         hot_shares=shares,
         turnover=Turnover.together(turnovers),
         staleness=spec.get("staleness"),
+        traffic=TableTraffic(*map(int, traffic)),
     )

@@ -219,7 +219,7 @@ class Channel:
         self._expect(request, number)
         try:
             if self._encrypted:
-                part.begin(number)
+                part.begin(number, self.stream.lists)
             pieces = part.pieces() if self._encrypted else self.stream.write(part, number)
             while pieces:
                 self._write(pieces)

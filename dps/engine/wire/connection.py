@@ -37,6 +37,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from dps import config
+from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.wire import frames
 from dps.engine.wire.departures import Coalescer, DirectWriter, Turn
 from dps.engine.wire.frame_reader import FrameReader
@@ -105,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.origin = ("", "")  # session and host of a proved peer: connections of one origin share its memory
         self.party: object = None  # for the role's own use: the trainer or server behind the connection
+        self.key_lists = KeyLists()
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
         self._direct: DirectWriter

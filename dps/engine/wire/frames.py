@@ -23,6 +23,10 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
 ...      or BORN                                      answer: [count, dim + 1]; the last: the row is there
+...      flags of a PULL or PUSH has LIST: start is   nothing in place of counts and keys; or with ~start
+         the number of a list of keys                 these, which are kept (`core/requests/key_lists.pyx`)
+...      flags of a PULL or PUSH has NARROW           the values (of a PULL those of the answer) travel as the
+                                                      table's `wire` says (`state/wire_format.py`)
 CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),
          parties; with RANGE all rows of the shards;  then `FunctionCall` (`wire/messages.py`);
          REPLAYED as PUSH                             answer: what the parts returned
@@ -148,6 +152,9 @@ RULE_DELETE = RULE_ADD | RULE_ASSIGN
 MORE = CERTIFICATE
 # Flag of PULL.
 BORN = ANSWER
+# Flags of PULL and PUSH: values travel as the table's `wire` says; the keys are a list of the connection.
+NARROW = CONTROL
+LIST = RULE_ROWS
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size

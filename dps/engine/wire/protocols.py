@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.wire.frames import Header
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class RoleConnection(Protocol):
     """A connection that a peer has opened: see :class:`dps.engine.wire.connection.Connection`."""
 
     party: object  # for the role's own use: the trainer or server behind the connection
+    key_lists: KeyLists  # that the peer's requests name by their numbers
 
     @property
     def session(self) -> str | None:

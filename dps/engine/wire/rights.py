@@ -18,7 +18,9 @@ from dps.engine.wire.frames import (
     BORN,
     CERTIFICATE,
     CONTROL,
+    LIST,
     MORE,
+    NARROW,
     RANGE,
     REPLAYED,
     RULE_ADD,
@@ -61,8 +63,9 @@ def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
 
 
 NO_FLAGS = frozenset({0})
-PULLS = _combinations((0, RANGE), (0, CERTIFICATE, BORN))
+PULLS = _combinations((0, RANGE), (0, BORN)) | _combinations((0, RANGE, LIST), (0, CERTIFICATE), (0, NARROW))
 PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {RULE_DELETE, RULE_DELETE | RANGE}
+PACKED = _combinations((0, REPLAYED), (NARROW, LIST, NARROW | LIST, NARROW | RANGE), (0, ANSWER))
 REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN, frames.AWAIT)
@@ -79,7 +82,7 @@ TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {
     CLIENT: {
         frames.PULL: PULLS,
-        frames.PUSH: PUSHES | REPLAYS,
+        frames.PUSH: PUSHES | REPLAYS | PACKED,
         frames.CALL: _combinations((0, RANGE), (0, REPLAYED)),
         frames.COMMIT: NO_FLAGS,
         frames.ABORT: NO_FLAGS,

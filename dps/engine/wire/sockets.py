@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import socket
@@ -44,6 +45,7 @@ __all__ = [
     "connected",
     "connected_locally",
     "is_local",
+    "is_own_address",
     "keep_alive",
     "listening_locally",
     "peer_process",
@@ -111,6 +113,21 @@ def widen(sock: socket.socket) -> None:
 def is_local(sock: socket.socket) -> bool:
     """Whether this is a Unix socket, so that its peer is a process of this machine."""
     return sock.family == getattr(socket, "AF_UNIX", None)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_own_address(host: str) -> bool:
+    """Whether this is an address of this machine, or of the network namespace that this process is in.
+
+    >>> is_own_address("127.0.0.1"), is_own_address("192.0.2.1")
+    (True, False)
+    """
+    with contextlib.suppress(OSError, UnicodeError):
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.bind(address)
+            return True
+    return False
 
 
 def peer_process(sock: socket.socket) -> int:

@@ -4,6 +4,8 @@ cimport numpy as cnp
 
 from dps.engine.core.requests.form cimport Form
 from dps.engine.core.requests.frame cimport dps_header
+from dps.engine.core.requests.key_lists cimport KeyLists
+from dps.engine.core.requests.terms cimport Terms
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -19,23 +21,25 @@ cdef struct Leg:  # of a call: what one request carries
     uint32_t table, chunk
     uint32_t number  # of its request
     int state
+    int pushed, pulled  # codecs of the rows that it carries, and of those of its answer
+    int naming  # how it names its keys
+    int64_t list  # the number of the list that they are
 
 
 cdef enum:
     BEFORE = -1
 
 
+cdef enum:  # how the keys of a leg are named: by themselves; and they are kept as a list; by the number of a list
+    AS_KEYS = 0
+    AS_KEPT_KEYS = 1
+    AS_LIST = 2
+
+
 cdef enum:  # states of a leg
     UNSENT = 0
     SENT = 1
     ANSWERED = 2
-
-
-cdef class Terms:
-    cdef readonly Form form
-    cdef readonly int kind, flags
-    cdef readonly bint pushes, answered, merges, carries
-    cdef readonly int64_t epoch, most, keys
 
 
 cdef class Call:
@@ -58,8 +62,8 @@ cdef class Call:
     cdef char *room  # for the answer; NULL: none comes
     cdef dps_header stamp
     cdef object _keys, _values, _out, _sums  # arrays that have to live as long as the pointers
-    cdef void *_buffers[9]
-    cdef size_t _sizes[9]
+    cdef void *_buffers[10]
+    cdef size_t _sizes[10]
     cdef void *memory(self, int which, size_t nbytes) except NULL
     cdef void forget(self)
     cdef bint prepare(
@@ -78,7 +82,9 @@ cdef class Call:
     cdef int _regroup(self, Call whole, int64_t a, bint reorders) except -1
     cdef int split(self, Leg *whole, Form form, Leg *leg) noexcept
     cdef dps_header *head(self, Leg *leg) except NULL
+    cdef int name(self, Leg *leg, KeyLists lists) except -1
     cdef bint lay(self, Leg *leg, iovec *pieces) except -1
+    cdef int64_t answer_row(self, Leg *leg) noexcept
     cdef uint64_t body_of(self, Leg *leg) noexcept
     cdef bint is_answer(self, Leg *leg, dps_header *head) noexcept
-    cdef void put(self, const char *rows, int64_t a, int64_t count) noexcept nogil
+    cdef void put(self, const char *rows, int64_t a, int64_t count, int codec) noexcept nogil

@@ -2,7 +2,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dps.engine.core.requests.form import Form
+from dps.engine.core.requests.terms import Terms
 
 LAST_NUMBER: int
 
@@ -12,30 +12,6 @@ class Origin(Protocol):
     clock: int
     number: int
     parties: int
-
-class Terms:
-    form: Form
-    kind: int
-    flags: int
-    epoch: int
-    most: int
-    keys: int
-    pushes: bool
-    answered: bool
-    merges: bool
-    carries: bool
-    def __init__(
-        self,
-        form: Form,
-        epoch: int,
-        most: int,
-        kind: int,
-        flags: int,
-        pushes: bool,
-        answered: bool,
-        merges: bool,
-        keys: int = ...,
-    ) -> None: ...
 
 class Call:
     terms: Terms

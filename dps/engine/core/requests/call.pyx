@@ -21,10 +21,13 @@ from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
+from dps.engine.core.codec cimport AS_IS, coded_bytes, encode_rows, place_rows
 from dps.engine.core.requests.form cimport Form, fits, is_finite, new_rows
-from dps.engine.core.requests.frame cimport HEADER, MAGIC, OK, RANGE, RULE_DELETE, dps_header
+from dps.engine.core.requests.frame cimport HEADER, LIST, MAGIC, NARROW, OK, RANGE, dps_header
+from dps.engine.core.requests.key_lists cimport UNKNOWN, KeyLists
+from dps.engine.core.requests.terms cimport Terms
 from dps.engine.core.grouping cimport add_rows, number_part, scatter_keys, survey_keys
-from dps.engine.core.shards.rows cimport dps_scatter, dps_take
+from dps.engine.core.shards.rows cimport dps_take
 
 cnp.import_array()
 
@@ -36,10 +39,12 @@ cdef enum:
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
     MOST_AXES = 8  # of keys
     KEPT = 1 << 23  # bytes of a buffer that is kept from call to call
-    LARGEST = 0x7FFFFFFF  # number of keys
+    LARGEST = 0x7FFFFFFF  # number of keys, and of rows of data
+    LEAST_LISTED = 2  # keys of a list that is kept
     LARGEST_SHORT = 0xFFFF  # number in a field of 16 bits
 
-cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows in the keys' order, cells of keys
+cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows in the keys' order, cells of keys, rows
+    # as they travel
     STARTS = 0
     ORDER = 1
     GROUPED = 2
@@ -49,47 +54,8 @@ cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows 
     HEAD = 6
     ROWS = 7
     CELLS = 8
-    BUFFERS = 9
-
-
-cdef class Terms:
-    """What is the same for all calls of one kind to a table.
-
-    Parameters
-    ----------
-    form : Form
-    epoch : int
-        Of the route.
-    most : int
-        Bytes of a request's keys and rows; a larger call is cut into chunks.
-    kind, flags : int
-        Of the frames.
-    pushes : bool
-        Rows are changed. Their values are sent, unless they are deleted.
-    answered : bool
-        Rows come back.
-    merges : bool
-        The rows of a repeated key are summed before they are sent.
-    keys : int, optional
-        Of a request, at most, as `most` bounds its bytes.
-    """
-
-    def __cinit__(
-        self,
-        Form form not None,
-        int64_t epoch,
-        int64_t most,
-        int kind,
-        int flags,
-        bint pushes,
-        bint answered,
-        bint merges,
-        int64_t keys=LARGEST,
-    ):
-        self.form, self.epoch, self.most, self.kind, self.flags = form, epoch, most, kind, flags
-        self.keys = max(1, keys)
-        self.pushes, self.answered, self.merges = pushes, answered, merges
-        self.carries = pushes and flags & RULE_DELETE != RULE_DELETE
+    CODED = 9
+    BUFFERS = 10
 
 
 cdef class Call:
@@ -362,6 +328,9 @@ cdef class Call:
                 leg[n] = whole[0]
                 leg[n].run, leg[n].first, leg[n].end, leg[n].a, leg[n].b = run, first, end, a, b
                 leg[n].table, leg[n].laid, leg[n].number, leg[n].state = form.table, BEFORE, 0, UNSENT
+                leg[n].pulled = form.codecs[2 * run] if self.terms.narrow and not self.terms.pushes else AS_IS
+                leg[n].pushed = form.codecs[2 * run + 1] if self.terms.narrow and self.terms.carries else AS_IS
+                leg[n].naming, leg[n].list = AS_KEYS, 0
                 n += 1
         return n
 
@@ -448,27 +417,51 @@ cdef class Call:
         if self.keys == NULL:
             made.start = self.start + leg.a
         else:
-            made.body = 8 * (shards + leg.b - leg.a)
+            made.body = 0 if leg.naming == AS_LIST else 8 * (shards + leg.b - leg.a)
+            if leg.naming != AS_KEYS:
+                made.flags, made.start = made.flags | LIST, leg.list if leg.naming == AS_LIST else ~leg.list
             for n in range(shards):
                 counts[n] = self._edge(leg, leg.first + n + 1) - self._edge(leg, leg.first + n)
         if self.rows != NULL:
-            made.body += ((leg.b - leg.a) * self.form.row_bytes + 7) & ~7
+            made.body += ((leg.b - leg.a) * coded_bytes(leg.pushed, self.form.dim, self.form.row_bytes) + 7) & ~7
+        if leg.pulled != AS_IS or leg.pushed != AS_IS:
+            made.flags |= NARROW
         return made
+
+    cdef int name(self, Leg *leg, KeyLists lists) except -1:
+        """Choose how a leg names its keys on a connection with these lists; None: by themselves."""
+        cdef int64_t shards = leg.end - leg.first, count = leg.b - leg.a, number
+        cdef const int64_t *keys = self.keys + leg.a
+        cdef const int64_t *counts
+        leg.naming = AS_KEYS
+        if lists is None or not (self.terms.narrow and self.form.lists[leg.run]) or count < LEAST_LISTED:
+            return 0
+        number = lists.find(leg.table, leg.first, shards, keys, count) if self.keys != NULL else UNKNOWN
+        if number != UNKNOWN:
+            leg.naming, leg.list = AS_LIST, number
+        elif self.keys != NULL:
+            counts = <const int64_t *> (<char *> self.head(leg) + HEADER)
+            number = lists.keep(leg.table, leg.first, shards, counts, keys, count, True)
+            leg.naming, leg.list = AS_KEYS if number == UNKNOWN else AS_KEPT_KEYS, number
+        return 0
 
     cdef bint lay(self, Leg *leg, iovec *pieces) except -1:
         """The next four pieces of a leg's request: header, keys, rows, padding; False where all have been laid out.
 
-        They are valid until the call is used again. Rows in another order than that of the keys are laid out some at a
-        time.
+        They are valid until the call is used again. Rows in another order than that of the keys, and rows that travel
+        otherwise than they are, are laid out some at a time.
         """
         cdef int64_t row = self.form.row_bytes, n = leg.b - leg.laid, most = max(1, PIECE // row)
+        cdef int64_t sent = coded_bytes(leg.pushed, self.form.dim, row)
+        cdef const int64_t *keys = NULL
+        cdef const char *rows
         cdef dps_header *head
         cdef char *taken
         memset(pieces, 0, 4 * sizeof(iovec))
         if leg.laid == BEFORE:
             head = self.head(leg)
             pieces[0].iov_base, pieces[0].iov_len = head, HEADER
-            if self.keys != NULL:
+            if self.keys != NULL and leg.naming != AS_LIST:
                 pieces[0].iov_len += 8 * (leg.end - leg.first)
                 pieces[1].iov_base, pieces[1].iov_len = <void *> (self.keys + leg.a), 8 * (leg.b - leg.a)
             leg.laid, n = leg.a, leg.b - leg.a
@@ -477,18 +470,26 @@ cdef class Call:
         if self.rows == NULL:
             leg.laid = leg.b
             return True
+        if leg.pushed != AS_IS:
+            n = min(n, most)
         if self.order == NULL or self.taken:
-            pieces[2].iov_base = <void *> (self.rows + leg.laid * row)
+            rows = self.rows + leg.laid * row
         else:
             n = min(n, most)
             taken = <char *> self.memory(ROWS, min(most, self.count) * row)
             with nogil:
                 dps_take(self.rows, self.order + leg.laid, n, taken, row)
-            pieces[2].iov_base = taken
-        pieces[2].iov_len = n * row
+            rows = taken
+        if leg.pushed != AS_IS:
+            taken = <char *> self.memory(CODED, min(most, self.count) * sent)
+            keys = NULL if self.keys == NULL else self.keys + leg.laid
+            with nogil:
+                encode_rows(leg.pushed, rows, n, self.form.dim, keys, self.start + leg.laid, 0, taken)
+            rows = taken
+        pieces[2].iov_base, pieces[2].iov_len = <void *> rows, n * sent
         leg.laid += n
         if leg.laid == leg.b:
-            pieces[3].iov_base, pieces[3].iov_len = &ZEROS, -(leg.b - leg.a) * row & 7
+            pieces[3].iov_base, pieces[3].iov_len = &ZEROS, -(leg.b - leg.a) * sent & 7
         return True
 
     def own(self) -> None:
@@ -512,9 +513,13 @@ cdef class Call:
 
     # -- answers
 
+    cdef int64_t answer_row(self, Leg *leg) noexcept:
+        """Bytes of a row of the answer to a leg."""
+        return coded_bytes(leg.pulled, self.form.dim, self.form.row_bytes)
+
     cdef uint64_t body_of(self, Leg *leg) noexcept:
         """Bytes of the answer to a leg, behind its header."""
-        return 0 if self.room == NULL else ((leg.b - leg.a) * self.form.row_bytes + 7) & ~7
+        return 0 if self.room == NULL else ((leg.b - leg.a) * self.answer_row(leg) + 7) & ~7
 
     cdef bint is_answer(self, Leg *leg, dps_header *head) noexcept:
         """Whether this is the header of the answer to a leg, and no error."""
@@ -522,12 +527,9 @@ cdef class Call:
             head.magic == MAGIC and head.kind == OK and head.request == leg.number and head.body == self.body_of(leg)
         )
 
-    cdef void put(self, const char *rows, int64_t a, int64_t count) noexcept nogil:
-        """Put rows a, a + 1, ... in their places."""
-        if self.order != NULL:
-            dps_scatter(rows, self.order + a, count, self.room, self.form.row_bytes)
-        else:
-            memcpy(self.room + a * self.form.row_bytes, rows, count * self.form.row_bytes)
+    cdef void put(self, const char *rows, int64_t a, int64_t count, int codec) noexcept nogil:
+        """Put rows a, a + 1, ... in their places; they are as they have travelled."""
+        place_rows(codec, rows, count, self.form.dim, self.form.row_bytes, self.order, a, self.room)
 
     def finish(self):
         """The result, once all legs are answered: the array, or None where none is owed."""

@@ -1,7 +1,8 @@
 from libc.stdint cimport int64_t, uint32_t
 
-from dps.engine.core.requests.call cimport Call, Leg, Terms, iovec
+from dps.engine.core.requests.call cimport Call, Leg, iovec
 from dps.engine.core.requests.frame cimport dps_header
+from dps.engine.core.requests.key_lists cimport KeyLists
 from dps.engine.core.requests.meter cimport CallMeter
 from dps.engine.core.requests.part cimport Part
 from dps.engine.core.requests.polling cimport Polling
@@ -17,6 +18,7 @@ cdef class Stream:
     cdef public uint32_t number  # of the next request
     cdef readonly int calls  # that use the socket now
     cdef public bint touched, ended
+    cdef readonly KeyLists lists
     cdef object _close  # to be called when no call uses the socket
     cdef int leave(self) except -1
 

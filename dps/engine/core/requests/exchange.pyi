@@ -3,10 +3,12 @@ from typing import Any
 
 import numpy as np
 
-from dps.engine.core.requests.call import Call, Origin, Terms
+from dps.engine.core.requests.call import Call, Origin
+from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.core.requests.part import Part
 from dps.engine.core.requests.polling import Polling
+from dps.engine.core.requests.terms import Terms
 
 class Outcome: ...
 
@@ -27,6 +29,7 @@ class Stream:
     calls: int
     touched: bool
     ended: bool
+    lists: KeyLists
     def __init__(self, fd: int) -> None: ...
     def take(self) -> int: ...
     def write(self, part: Part, number: int) -> list[bytes | memoryview]: ...

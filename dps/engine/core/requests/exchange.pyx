@@ -15,8 +15,10 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
-from dps.engine.core.requests.call cimport ANSWERED, SENT, UNSENT, Call, Leg, Terms, iovec
+from dps.engine.core.codec cimport AS_IS
+from dps.engine.core.requests.call cimport ANSWERED, SENT, UNSENT, Call, Leg, iovec
 from dps.engine.core.requests.frame cimport HEADER, dps_header
+from dps.engine.core.requests.key_lists cimport KeyLists
 from dps.engine.core.requests.part cimport Part
 from dps.engine.core.requests.polling cimport dps_polling
 
@@ -64,6 +66,8 @@ cdef class Stream:
     ----------
     touched : bool
         Its channel has used the connection since a call last found it free.
+    lists : KeyLists
+        The lists of keys that the peer knows by their numbers.
     ended : bool
         It is closed, or will be once no call uses it.
     """
@@ -74,6 +78,7 @@ cdef class Stream:
         self.calls = 0
         self.touched = True
         self.ended = False
+        self.lists = KeyLists()
         self._close = None
 
     def take(self) -> int:
@@ -97,7 +102,7 @@ cdef class Stream:
         cdef int state
         self.calls += 1  # first, because another thread may close the channel at any time
         try:
-            part.begin(number)
+            part.begin(number, self.lists)
             while part.call.lay(&part.leg, pieces):
                 if self.ended:
                     return part.left(pieces)
@@ -286,6 +291,7 @@ cdef class Exchange:
                 if self._ahead > AHEAD:
                     break
             leg[n].number = stream.take()
+            call.name(&leg[n], stream.lists)
             self.current = leg[n].run
             leg[n].state = SENT
             self._write(call, &leg[n], stream.fd, wires)
@@ -407,7 +413,7 @@ cdef class Exchange:
         if call.room == NULL:
             pass
         elif whole == HEADER + body:
-            call.put(inbox + HEADER, leg.a, leg.b - leg.a)
+            call.put(inbox + HEADER, leg.a, leg.b - leg.a, leg.pulled)
         else:
             self._read_body(call, leg, fd, traffic, wires)
         leg.state = ANSWERED
@@ -432,10 +438,10 @@ cdef class Exchange:
 
     cdef int _read_body(self, Call call, Leg *leg, int fd, Traffic traffic, Wires wires) except -1:
         """Read a large answer straight into its places, or, where they are in another order, piece by piece."""
-        cdef int64_t row = call.form.row_bytes, piece = max(1, PIECE // row), a, n
+        cdef int64_t row = call.answer_row(leg), piece = max(1, PIECE // row), a, n
         cdef uint64_t nothing
         cdef char *rows
-        if call.order == NULL:
+        if call.order == NULL and leg.pulled == AS_IS:
             self._receive(fd, call.room + leg.a * row, (leg.b - leg.a) * row, traffic, wires)
         else:
             rows = self._memory(min(piece, leg.b - leg.a) * row)
@@ -443,7 +449,7 @@ cdef class Exchange:
                 n = min(piece, leg.b - a)
                 self._receive(fd, rows, n * row, traffic, wires)
                 with nogil:
-                    call.put(rows, a, n)
+                    call.put(rows, a, n, leg.pulled)
         return self._receive(fd, <char *> &nothing, -(leg.b - leg.a) * row & 7, traffic, wires)
 
     cdef int _receive(self, int fd, char *buffer, int64_t nbytes, Traffic traffic, Wires wires) except -1:

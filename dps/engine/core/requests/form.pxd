@@ -12,6 +12,8 @@ cdef class Form:
     cdef bint finite
     cdef readonly ShardMap shard_map
     cdef int64_t *edges  # first shard and end, run after run
+    cdef int *codecs  # of what is pulled, and of what is pushed, run after run
+    cdef bint *lists  # whether lists of keys are named by numbers, run after run
 
 
 cdef bint fits(Form form, cnp.ndarray keys, int64_t count, cnp.ndarray rows, bint exactly, int flags)

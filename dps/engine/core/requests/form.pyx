@@ -1,7 +1,7 @@
 """The form of a table's rows, and arrays that fit it, for calls that go the plain way (`exchange.pyx`)."""
 
 from libc.stdint cimport int64_t, uint32_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 
 cimport numpy as cnp
 
@@ -26,6 +26,10 @@ cdef class Form:
         Whether it refuses NaN and infinity.
     runs : list of (int, int)
         First shard and end of each run of neighbouring shards on one server.
+    codecs : list of (int, int, bool), optional
+        For each run how rows travel that are pulled from there, and that are pushed (see `codec.pyx`); and whether
+        lists of keys are named by their numbers (see `key_lists.pyx`). By default nothing of it. Calls whose terms are
+        not narrow do not ask.
     """
 
     def __cinit__(
@@ -36,19 +40,26 @@ cdef class Form:
         ShardMap shard_map not None,
         bint finite,
         list runs not None,
+        list codecs not None=[],
     ):
         self.table, self.kind, self.dim = <uint32_t> table, kind, dim
         self.shard_map, self.rows, self.shards, self.finite = shard_map, shard_map.rows, shard_map.shards, finite
         self.row_bytes = dim * bytes_of(kind)
         self.count = len(runs)
         self.edges = <int64_t *> malloc(2 * self.count * sizeof(int64_t))
-        if self.edges == NULL:
+        self.codecs = <int *> calloc(2 * self.count, sizeof(int))
+        self.lists = <bint *> calloc(self.count, sizeof(bint))
+        if self.edges == NULL or self.codecs == NULL or self.lists == NULL:
             raise MemoryError
         for n, (first, end) in enumerate(runs):
             self.edges[2 * n], self.edges[2 * n + 1] = first, end
+        for n, (pulled, pushed, listed) in enumerate(codecs):
+            self.codecs[2 * n], self.codecs[2 * n + 1], self.lists[n] = pulled, pushed, listed
 
     def __dealloc__(self):
         free(self.edges)
+        free(self.codecs)
+        free(self.lists)
 
 
 cdef bint fits(Form form, cnp.ndarray keys, int64_t count, cnp.ndarray rows, bint exactly, int flags):

@@ -31,6 +31,8 @@ cdef enum:  # the beginning of a header, its bytes, kinds of frames and their fl
     ANSWER = 8
     CERTIFICATE = 16
     CONTROL = 32
+    NARROW = 32  # of PULL and PUSH
+    LIST = 64  # of PULL and PUSH
 
 
 cdef inline void begin_answer(const dps_header *head, char *out, int64_t size) noexcept:

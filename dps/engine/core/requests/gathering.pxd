@@ -18,8 +18,13 @@ cdef class Gathering:
     cdef list _held  # what these point into
     cdef int64_t *_index  # the rows of a part
     cdef size_t _size  # bytes of it
+    cdef int _codec  # by which the answer that has begun travels
+    cdef char *_wide  # rows before they are made narrow
 
     cdef int64_t *index(self, int64_t count) except NULL
     cdef int gather(self, TableState table, const Part *part, char *out) except -1
-    cdef int begin(self, TableState table, const Part *part, int count, int64_t nbytes, object body) except -1
+    cdef int gather_coded(self, TableState table, const Part *part, int codec, char *out) except -1
+    cdef int begin(
+        self, TableState table, const Part *part, int count, int64_t nbytes, int codec, object body
+    ) except -1
     cdef int64_t fill(self, char *out, int64_t room) except -1

@@ -11,6 +11,7 @@ from libc.string cimport memcpy, memset
 cimport cython
 cimport numpy as cnp
 
+from dps.engine.core.codec cimport AS_IS, coded_bytes, encode_rows
 from dps.engine.core.shards.initializers cimport dps_filling, fill_absent_rows
 from dps.engine.core.requests.request cimport Part
 from dps.engine.core.shards.records cimport note_pulled
@@ -21,6 +22,8 @@ cnp.import_array()
 
 cdef enum:
     LARGE = 1 << 14  # numbers for which the interpreter's lock is released
+    NARROWED = 1 << 16  # bytes of rows that are made narrow at a time, because they are in the cache then
+    LARGEST_ROW = 1 << 18  # bytes of a row of float32
 
 
 cdef void number_rows(const Part *part, int64_t low, int64_t *index) noexcept nogil:
@@ -36,6 +39,7 @@ cdef class Gathering:
 
     def __dealloc__(self):
         free(self._index)
+        free(self._wide)
 
     cdef int64_t *index(self, int64_t count) except NULL:
         """Memory for the numbers of so many rows; what was in it may be lost."""
@@ -84,9 +88,32 @@ cdef class Gathering:
             fill_absent_rows(&table.row_start.start, &absent, table.kind)
         return 0
 
+    cdef int gather_coded(self, TableState table, const Part *part, int codec, char *out) except -1:
+        """Copy the values of a part, as they travel by this codec."""
+        cdef int64_t row = coded_bytes(codec, table.dim, table.row_bytes), step, done = 0
+        cdef Part piece = part[0]
+        if codec == AS_IS:
+            return self.gather(table, part, out)
+        if self._wide == NULL:
+            self._wide = <char *> malloc(max(NARROWED, LARGEST_ROW))
+            if self._wide == NULL:
+                raise MemoryError
+        step = max(1, NARROWED // table.row_bytes)
+        while part.a + done < part.b:
+            piece.a, piece.b = 0, min(step, part.b - part.a - done)
+            self.gather(table, &piece, self._wide)
+            encode_rows(codec, self._wide, piece.b, table.dim, NULL, 0, 0, out + done * row)
+            done += piece.b
+            piece.start += piece.b
+            if piece.keys != NULL:
+                piece.keys = piece.keys + piece.b
+        return 0
+
     # -- piece by piece
 
-    cdef int begin(self, TableState table, const Part *part, int count, int64_t nbytes, object body) except -1:
+    cdef int begin(
+        self, TableState table, const Part *part, int count, int64_t nbytes, int codec, object body
+    ) except -1:
         """Begin an answer of `nbytes` with the values of so many parts, whose keys lie in `body`."""
         cdef int64_t longest = 0
         cdef int n
@@ -96,6 +123,7 @@ cdef class Gathering:
             longest = max(longest, part[n].b - part[n].a)
         self.index(longest)  # so that no piece runs out of memory
         self._table, self._part, self._end, self._row, self.left = table, part, part + count, 0, nbytes
+        self._codec = codec
         return 0
 
     cdef int64_t fill(self, char *out, int64_t room) except -1:
@@ -104,14 +132,14 @@ cdef class Gathering:
         cdef Part piece
         if self.left == 0:
             return 0
-        nbytes = self._table.row_bytes
+        nbytes = coded_bytes(self._codec, self._table.dim, self._table.row_bytes)
         while self._part < self._end:
             count = min(self._part.b - self._part.a - self._row, (room - made) // nbytes)
             piece = self._part[0]
             piece.a, piece.b, piece.start = 0, count, piece.start + self._row
             if piece.keys != NULL:
                 piece.keys = piece.keys + self._row
-            self.gather(self._table, &piece, out + made)
+            self.gather_coded(self._table, &piece, self._codec, out + made)
             made += count * nbytes
             self._row += count
             if self._row < self._part.b - self._part.a:

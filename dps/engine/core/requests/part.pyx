@@ -11,9 +11,11 @@ from libc.string cimport memcpy
 
 cimport numpy as cnp
 
+from dps.engine.core.codec cimport AS_IS
 from dps.engine.core.requests.call cimport ANSWERED, SENT, Call, Leg, iovec
 from dps.engine.core.requests.form cimport Form
 from dps.engine.core.requests.frame cimport CERTIFICATE, HEADER, MAGIC, dps_header
+from dps.engine.core.requests.key_lists cimport KeyLists
 from dps.engine.core.shard_map cimport ShardMap
 
 cnp.import_array()
@@ -58,7 +60,7 @@ cdef class Part:
         """Carry this leg."""
         cdef bint placed = self.call.room != NULL and not self.call.stamp.flags & CERTIFICATE
         self.leg, self.at, self.filled, self.sent = leg[0], leg.a, 0, 0
-        self.size = self.wanted = (leg.b - leg.a) * self.call.form.row_bytes if placed else 0
+        self.size = self.wanted = (leg.b - leg.a) * self.call.answer_row(leg) if placed else 0
         return 0
 
     def again(self, Form form not None, list others not None) -> list:
@@ -167,9 +169,10 @@ cdef class Part:
             if pieces[n].iov_len
         ]
 
-    def begin(self, uint32_t number) -> None:
-        """Make the request under that number."""
+    def begin(self, uint32_t number, KeyLists lists=None) -> None:
+        """Make the request under that number, for a connection whose peer knows these lists of keys."""
         self.leg.number, self.leg.state = number, SENT
+        self.call.name(&self.leg, lists)
         self.sent = HEADER + <int64_t> self.call.head(&self.leg).body
 
     def pieces(self) -> list:
@@ -185,7 +188,7 @@ cdef class Part:
         if body.shape[0] < nbytes:
             raise ValueError(f"an answer of {body.shape[0]} bytes, where rows of {nbytes} were to come")
         if nbytes > 0:
-            self.call.put(<const char *> &body[0], self.leg.a, self.leg.b - self.leg.a)
+            self.call.put(<const char *> &body[0], self.leg.a, self.leg.b - self.leg.a, self.leg.pulled)
         return nbytes
 
     def accept(self, int kind, uint32_t request, uint64_t nbytes, const uint8_t[::1] body) -> bool:
@@ -200,14 +203,14 @@ cdef class Part:
         if not self.call.is_answer(&self.leg, &head) or <uint64_t> body.shape[0] != nbytes:
             return False
         if self.size > 0:
-            self.call.put(<const char *> &body[0], self.leg.a, self.leg.b - self.leg.a)
+            self.call.put(<const char *> &body[0], self.leg.a, self.leg.b - self.leg.a, self.leg.pulled)
         self.leg.state = ANSWERED
         return True
 
     def buffer(self) -> memoryview:
         """Where the next bytes of the answer's rows go; valid as long as this object."""
-        cdef int64_t row = self.call.form.row_bytes
-        if self.call.order == NULL:
+        cdef int64_t row = self.call.answer_row(&self.leg)
+        if self.call.order == NULL and self.leg.pulled == AS_IS:
             return PyMemoryView_FromMemory(
                 self.call.room + self.at * row + self.filled, self.wanted - self.filled, PyBUF_WRITE
             )
@@ -220,12 +223,12 @@ cdef class Part:
 
     def advance(self, int64_t nbytes) -> None:
         """That many bytes have arrived; a full piece goes to its places."""
-        cdef int64_t row = self.call.form.row_bytes, rows
+        cdef int64_t row = self.call.answer_row(&self.leg), rows
         if not 0 <= nbytes <= self.wanted - self.filled:
             raise ValueError(f"{nbytes} bytes arrived, where {self.wanted - self.filled} were to come")
         self.filled += nbytes
         if self.piece != NULL and self.filled == self.wanted:
             rows = self.filled // row
-            self.call.put(self.piece, self.at, rows)
+            self.call.put(self.piece, self.at, rows, self.leg.pulled)
             self.at, self.filled = self.at + rows, 0
             self.wanted = min(self.wanted, (self.leg.b - self.at) * row)

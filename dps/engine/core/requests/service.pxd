@@ -8,8 +8,16 @@ from dps.engine.core.requests.answers cimport OwedAnswer
 from dps.engine.core.requests.forwards cimport Forwards
 from dps.engine.core.requests.frame cimport dps_header
 from dps.engine.core.requests.gathering cimport Gathering
+from dps.engine.core.requests.key_lists cimport KeyList
 from dps.engine.core.requests.request cimport Part, Parts
 from dps.engine.core.shards.states cimport ShardState, TableState
+
+
+cdef struct Unpacked:  # a pull or push, as if its keys and values had come as they are
+    dps_header head
+    const char *values
+    int64_t named  # bytes that have come to name rows
+    int brings  # codec of the answer
 
 
 @cython.final
@@ -19,6 +27,7 @@ cdef class Service:
     cdef Forwards _ops
     cdef object _clock, _holds_lease, _close_before, _refuse, _throttle, _fail
     cdef object _peer, _inbox  # of the frames that are being answered
+    cdef KeyList _list  # of the keys of the frame that is being answered
     cdef int64_t _whole  # bytes that all of their answers may take
     cdef bint _is_halted  # the peer has to wait
     cdef bint _has_changed  # a replica, in this step
@@ -27,10 +36,12 @@ cdef class Service:
     cdef int64_t _limit
     cdef public int64_t requests
     cdef public bint bounded, blocked
-    cdef void *_memory[3]
-    cdef size_t _sizes[3]
+    cdef void *_memory[4]
+    cdef size_t _sizes[4]
 
+    cdef bint _unpack(self, TableState table, const dps_header *head, const char *body, Unpacked *whole) except -1
     cdef void *_room(self, int which, size_t nbytes) except NULL
+    cdef const char *_widened(self, TableState table, int codec, const char *values, int64_t count) except NULL
     cdef int64_t _answer_all(
         self, cnp.ndarray inbox, int64_t start, int64_t end, cnp.ndarray out, bint from_server, int64_t *made_bytes
     ) except -1

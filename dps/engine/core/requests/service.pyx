@@ -17,6 +17,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from dps.engine.core.arrays cimport uint8s, writeable_uint8s
 from dps.engine.core.blocks cimport new_array
+from dps.engine.core.codec cimport AS_IS, coded_bytes, decode_rows
 from dps.engine.core.shards.apply cimport (
     OP_ADD,
     OP_ASSIGN,
@@ -34,7 +35,9 @@ from dps.engine.core.requests.forwards cimport Forwards, Span
 from dps.engine.core.requests.frame cimport (
     ANSWER,
     HEADER,
+    LIST,
     MAGIC,
+    NARROW,
     PULL,
     PUSH,
     RANGE,
@@ -46,6 +49,7 @@ from dps.engine.core.requests.frame cimport (
     dps_header,
 )
 from dps.engine.core.requests.gathering cimport Gathering
+from dps.engine.core.requests.key_lists cimport KeyLists
 from dps.engine.core.requests.request cimport Part, Parts
 from dps.engine.core.shards.rows cimport are_finite
 from dps.engine.core.shards.states cimport ReplicaState, ShardState, SumsState, TableState
@@ -57,11 +61,13 @@ cnp.import_array()
 cdef enum:
     DECLINED = -1
 
-cdef enum:  # kept memory: numbers of the rows of a part; parts of a request as others take them; rows that are here
+cdef enum:  # kept memory: numbers of the rows of a part; parts of a request as others take them; rows that are here;
+    # rows that have come narrow
     INDEX = 0
     SPANS = 1
     KNOWN = 2
-    MEMORIES = 3
+    WIDE = 3
+    MEMORIES = 4
 
 @cython.final
 cdef class Service:
@@ -157,7 +163,7 @@ cdef class Service:
             if self._has_changed:
                 raise self._fail(error) from error
             raise
-        self._peer = self._inbox = None
+        self._peer = self._inbox = self._list = None
         return done - start, made
 
     cdef int64_t _answer_all(
@@ -200,7 +206,8 @@ cdef class Service:
         """Answer one frame: the bytes that the answer takes, or DECLINED."""
         cdef bint pushed = head.kind == PUSH, answered = not pushed or head.flags & ANSWER
         cdef TableState table = self._tables.get(head.table)
-        cdef int64_t nbytes, size
+        cdef int64_t row, nbytes, size, received = <int64_t> head.body
+        cdef Unpacked whole
         cdef const char *values
         cdef RequestCounters counters
         cdef RowsOp op = _op_of(head)
@@ -209,17 +216,18 @@ cdef class Service:
         cdef double seconds
         if table is None or not (pushed or head.kind == PULL) or not _is_plain(table, head):
             return DECLINED
-        nbytes = (head.count * table.row_bytes + 7) & ~7
+        whole.brings = table.pulled if head.flags & NARROW and not pushed else AS_IS
+        row = coded_bytes(whole.brings, table.dim, table.row_bytes)
+        nbytes = (head.count * row + 7) & ~7
         size = HEADER + (nbytes if answered else 0)
-        if nbytes > self._limit or size > room and (room < self._whole or HEADER + table.row_bytes > room):
+        if head.count * table.row_bytes > self._limit or size > room and (room < self._whole or HEADER + row > room):
             return DECLINED
         if table.replicated and not (pushed and table.waits) and not self._holds_lease():
             return DECLINED
         began = self._clock()
-        if not self._parts.cut(table, head, body, head.body, nbytes if pushed else 0):
+        if not self._unpack(table, head, body, &whole):
             return DECLINED
-        part, count = self._parts.part, self._parts.count
-        values = body + <int64_t> head.body - nbytes
+        head, values, part, count = &whole.head, whole.values, self._parts.part, self._parts.count
         if pushed:
             if table.finite and not are_finite(table.kind, values, head.count * table.dim):
                 return DECLINED
@@ -241,7 +249,7 @@ cdef class Service:
             if pushed:
                 self._apply(table, head, &part[n], &op, values)
             if answered and size <= room:
-                self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
+                self._values.gather_coded(table, &part[n], whole.brings, out + HEADER + part[n].a * row)
             if pushed and answered and head.trainer:
                 self._keep(table, head, &part[n])
             table.meter.add_keys(part[n].number, part[n].keys, part[n].start, part[n].b - part[n].a)
@@ -249,14 +257,35 @@ cdef class Service:
             self._pass_on(table, head, part, count, values, out, size)
         seconds = max(0.0, <double> self._clock() - began)
         counters = table.meter.pushes if pushed else table.meter.pulls
-        counters.add(head.count, <int64_t> head.body + size - HEADER, seconds)
+        counters.add(head.count, received + size - HEADER, seconds, whole.named, size - HEADER)
         if seconds > self._counters.lag:
             self._counters.lag = seconds
         if size > room:
             (<dps_header *> out).body = nbytes
-            self._values.begin(table, part, count, nbytes, self._inbox)
+            self._values.begin(table, part, count, nbytes, whole.brings, (self._inbox, self._list))
             size = HEADER + self._values.fill(out + HEADER, room - HEADER)
         return 0 if self._parts.forwards and table.waits else size
+
+    cdef bint _unpack(self, TableState table, const dps_header *head, const char *body, Unpacked *whole) except -1:
+        """Cut a pull or push by shard, and say what it would be if its keys and values had come as they are."""
+        cdef int codec = table.pushed if head.flags & NARROW and head.kind == PUSH else AS_IS
+        cdef int64_t row = coded_bytes(codec, table.dim, table.row_bytes), received = <int64_t> head.body
+        cdef int64_t given = (head.count * row + 7) & ~7 if head.kind == PUSH else 0
+        cdef int64_t length = received
+        whole.values, whole.named = body + received - given, received - given
+        self._list = None
+        if head.flags & LIST:
+            self._list = (<KeyLists> self._peer.key_lists).named(head, body, received - given)
+            if self._list is None:
+                return False
+            body, length = <const char *> self._list.numbers, given + 8 * (self._list.shards + self._list.count)
+        whole.head = head[0]
+        whole.head.flags = head.flags & ~(NARROW | LIST)
+        if not self._parts.cut(table, &whole.head, body, <uint64_t> length, given):
+            return False
+        if codec != AS_IS:
+            whole.values = self._widened(table, codec, whole.values, head.count)
+        return True
 
     cdef int _pass_on(
         self,
@@ -454,6 +483,12 @@ cdef class Service:
 
     # -- memory
 
+    cdef const char *_widened(self, TableState table, int codec, const char *values, int64_t count) except NULL:
+        """The values of a push that has come narrow, as the table has them."""
+        cdef char *wide = <char *> self._room(WIDE, count * table.row_bytes + 1)
+        decode_rows(codec, values, count, table.dim, wide)
+        return wide
+
     cdef void *_room(self, int which, size_t nbytes) except NULL:
         """Kept memory of at least that many bytes; what was in it may be lost."""
         cdef void *larger
@@ -475,9 +510,16 @@ cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
     """Whether the kind and the flags of a frame are plain for this table."""
     if not (table.plain or head.kind == PULL) or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
         return False
+    if head.kind != REPLICATE and head.flags & NARROW:
+        if head.flags & RULE_DELETE or (table.pulled if head.kind == PULL else table.pushed) == AS_IS:
+            return False
+    if head.kind != REPLICATE and head.flags & LIST and head.flags & (RANGE | RULE_DELETE):
+        return False
     if head.kind == PULL:
-        return not head.flags & ~RANGE
-    return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and head.flags & RULE_DELETE != RULE_DELETE
+        return not head.flags & ~(RANGE | NARROW | LIST)
+    if head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER | (NARROW | LIST if head.kind == PUSH else 0)):
+        return False
+    return head.flags & RULE_DELETE != RULE_DELETE
 
 
 cdef RowsOp _op_of(const dps_header *head) noexcept:

@@ -4,11 +4,13 @@ from dps.engine.core.shards.heat cimport KeyHeat
 
 
 cdef class RequestCounters:
-    cdef public int64_t keys, bytes
+    cdef public int64_t keys, bytes, key_bytes, back_bytes
     cdef public double seconds
     cdef int64_t _times[65]
 
-    cdef void add(self, int64_t keys, int64_t nbytes, double seconds) noexcept
+    cdef void add(
+        self, int64_t keys, int64_t nbytes, double seconds, int64_t key_bytes, int64_t back_bytes
+    ) noexcept
 
 
 cdef class TableCounters:

@@ -5,12 +5,14 @@ from dps.engine.core.shards.heat import KeyHeat
 class RequestCounters:
     keys: int
     bytes: int
+    key_bytes: int
+    back_bytes: int
     seconds: float
     @property
     def requests(self) -> int: ...
     @property
     def histogram(self) -> list[int]: ...
-    def count(self, keys: int, nbytes: int, seconds: float) -> None: ...
+    def count(self, keys: int, nbytes: int, seconds: float, key_bytes: int = 0, back_bytes: int = 0) -> None: ...
 
 class TableCounters:
     pulls: RequestCounters

@@ -16,6 +16,8 @@ cdef class RequestCounters:
     ----------
     keys, bytes : int
         Keys or rows in them; bytes of their bodies and of the answers.
+    key_bytes, back_bytes : int
+        Those of the bytes that name rows, and those of the answers.
     seconds : float
         The time in which they were handled.
 
@@ -27,9 +29,11 @@ cdef class RequestCounters:
     (1, 2, [0, 0, 0, 1])
     """
 
-    def count(self, int64_t keys, int64_t nbytes, double seconds) -> None:
+    def count(
+        self, int64_t keys, int64_t nbytes, double seconds, int64_t key_bytes=0, int64_t back_bytes=0
+    ) -> None:
         """Count one request."""
-        self.add(keys, nbytes, seconds)
+        self.add(keys, nbytes, seconds, key_bytes, back_bytes)
 
     @property
     def requests(self) -> int:
@@ -41,7 +45,9 @@ cdef class RequestCounters:
         """How many requests there have been, by the bit length of their time in microseconds."""
         return [self._times[n] for n in range(LARGEST_BITS + 1)]
 
-    cdef void add(self, int64_t keys, int64_t nbytes, double seconds) noexcept:
+    cdef void add(
+        self, int64_t keys, int64_t nbytes, double seconds, int64_t key_bytes, int64_t back_bytes
+    ) noexcept:
         cdef int64_t microseconds = <int64_t> (seconds * 1e6)
         cdef int bits = 0
         while microseconds > 0:
@@ -49,6 +55,8 @@ cdef class RequestCounters:
             bits += 1
         self.keys += keys
         self.bytes += nbytes
+        self.key_bytes += key_bytes
+        self.back_bytes += back_bytes
         self.seconds += seconds
         self._times[bits] += 1
 

@@ -61,6 +61,7 @@ cdef class TableState:
     cdef readonly TableCounters meter
     cdef readonly bint plain, replicated, waits, finite, aggregated
     cdef readonly int64_t dim, shards, rows, row_bytes
+    cdef readonly int pulled, pushed
     cdef readonly ShardMap shard_map
     cdef int kind
     cdef Kernel kernel

@@ -102,6 +102,8 @@ class TableState:
     shards: int
     rows: int
     row_bytes: int
+    pulled: int
+    pushed: int
     shard_map: ShardMap
     def __init__(
         self,
@@ -115,4 +117,6 @@ class TableState:
         kernel: object,
         row_start: RowStart,
         meter: TableCounters,
+        pulled: int = 0,
+        pushed: int = 0,
     ) -> None: ...

@@ -237,6 +237,8 @@ cdef class TableState:
     row_start : RowStart
         What a key without a row reads as.
     meter : TableCounters
+    pulled, pushed : int, optional
+        How the rows of narrow pulls and pushes travel: see `codec.pyx`. 0: as they are.
 
     Attributes
     ----------
@@ -260,8 +262,11 @@ cdef class TableState:
         kernel,
         RowStart row_start not None,
         TableCounters meter not None,
+        int pulled=0,
+        int pushed=0,
     ):
         self.replicas, self.meter = {}, meter
+        self.pulled, self.pushed = pulled, pushed
         self.kind, self.dim = dtype, dim
         self.shard_map, self.rows, self.shards = shard_map, shard_map.rows, shard_map.shards
         self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits

@@ -1,0 +1,122 @@
+"""Wire: how keys and rows of a table travel between trainers and servers, if not as they are. Pure.
+
+The path: a table's definition has a ``Wire``. `client/requests.py` makes of it a codec for each server of a route, and
+`core/requests/call.pyx` narrows the rows of a trainer's push as they are written, and widens those of a pull as they
+arrive. A request whose values travel so has the flag NARROW; the server (`core/requests/service.pyx`, and the general
+way in `server/tables.py`) widens what it brings before anything else sees it. So rows, sums, copies, checkpoints and
+functions have the table's own numbers, always. `core/codec.h` has the loops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dps.engine.core.codec import CODECS
+from dps.engine.state.recipes import Description, Recipe, converted, flag
+from dps.errors import InputError, InputTypeError
+
+__all__ = ["Wire", "wire_of"]
+
+FORMATS = tuple(name for name in CODECS if name is not None)
+
+
+def _format(value: object, label: str, default: object) -> str | None:
+    if value is not None and value not in FORMATS:
+        raise InputError(f"{label} is {value!r} but must be None or one of {', '.join(map(repr, FORMATS))}")
+    return None if value is None else str(value)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Wire(Recipe):
+    """How the rows of a float32 table travel between trainers and servers, in fewer bytes than they have in memory.
+
+    It is for links between machines, where bytes take longer than the work on them. The table itself, its sums, its
+    copies and its checkpoints stay float32, and each number is rounded once on its way. It holds for the pulls and the
+    pushes of trainers; what a client without a clock pulls, what `add` and `assign` bring, and what comes back from
+    `push_pull`, functions and scans travels as it is.
+
+    Parameters
+    ----------
+    pull, push : {None, "float16", "bfloat16", "int8"}
+        The numbers in which rows travel to a trainer, and those in which pushes travel to a server; None: float32.
+
+        ``"bfloat16"`` has the range of float32 and 8 bits of precision: half the bytes, for everything. ``"float16"``
+        has 11 bits, and numbers beyond 65,504 arrive as 65,504; below 6e-5 it loses precision, below 3e-8 all. With
+        ``"int8"``, for pulls, a row is a byte for each number and 4 bytes for its least number and its step: the error
+        of a number is half a step at most, a 510th of the row's range and a little more. A row of it with NaN or
+        infinity arrives as NaN.
+    local : bool, optional
+        Also between processes of one machine, where it costs time and saves none. True by default;
+        ``wire="auto"`` of :meth:`dps.ParameterServer.table` stands for ``Wire("bfloat16", "bfloat16", local=False,
+        lists=True)``.
+
+    lists : bool, optional
+        Keep lists of keys at both ends of a connection, so that a push to the rows that were pulled just before, and a
+        list that comes again in the next epoch, travels without its keys. Both ends keep 4 MiB for each connection.
+        False by default; True with ``wire="auto"``.
+
+    Raises
+    ------
+    InputError
+        Another format.
+
+    Examples
+    --------
+    >>> import dps
+    >>> dps.Wire(pull="bfloat16", push="bfloat16")
+    Wire(pull='bfloat16', push='bfloat16')
+    """
+
+    pull: str | None = converted(None, _format)
+    push: str | None = converted(None, _format)
+    local: bool = flag(True)
+    lists: bool = flag(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.push == "int8":
+            raise InputError(
+                "Wire: push='int8' would lose what it rounds away, push after push; use push='bfloat16' (pull='int8' "
+                "is fine)"
+            )
+
+    @staticmethod
+    def from_dict(description: Description) -> Wire:
+        """The value that :meth:`to_dict` described."""
+        return Wire(description["pull"], description["push"], description["local"], description["lists"])
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything travels otherwise than it is."""
+        return self.pull is not None or self.push is not None or self.lists
+
+    @property
+    def codecs(self) -> tuple[int, int]:
+        """The numbers of the codecs of pulls and pushes: see `codec.pyx`."""
+        return CODECS[self.pull], CODECS[self.push]
+
+    def between(self, same_machine: bool) -> tuple[int, int, bool]:
+        """The codecs between a trainer and a server, which may be on one machine; and whether lists have numbers.
+
+        >>> Wire("int8", "float16", local=False).between(True), Wire("int8", "float16").between(True)
+        ((0, 0, False), (3, 1, False))
+        """
+        return (*self.codecs, self.lists) if self.local or not same_machine else (0, 0, False)
+
+
+AUTO = Wire("bfloat16", "bfloat16", local=False, lists=True)
+
+
+def wire_of(wire: Wire | str | None) -> Wire:
+    """What ``wire=`` of :meth:`dps.ParameterServer.table` stands for.
+
+    >>> wire_of("auto").between(same_machine=True), wire_of(None).asks
+    ((0, 0, False), False)
+    """
+    if wire is None:
+        return Wire()
+    if wire == "auto":
+        return AUTO
+    if not isinstance(wire, Wire):
+        raise InputTypeError(f"wire is a dps.Wire, such as dps.Wire(pull='bfloat16'), or 'auto', not {wire!r}")
+    return wire
