@@ -4,11 +4,13 @@ The server is in a network namespace of its own, behind a cable that lets 1 Gb/s
 much for these two cores as 10 to 25 Gb/s are for a machine of 16 to 48. Client, trainers and scheduler are on this side
 of the cable. There is no way to make it long, too: this kernel cannot delay packets (tc-netem).
 
-* *bytes a row*: of a pull and a push of one row together, both directions, by the counts of the network device. The
-  *body* of these messages is a key there, a row back, a key and a row there: 144 bytes with dim 16, 24 with dim 1.
-* *of the cable*: how much of what a plain socket gets through the same cable the pulls and pushes do.
-* *click model*: examples a second in the second epoch (2^24 features, two trainers), beside the same with nothing in
-  the way of the packets.
+* *codecs*: how fast rows are made narrow, and wide again.
+* *bodies*: of a pull and a push of one row together, both directions, as the server counts them: a key there, a row
+  back, a key and a row there, 144 bytes with dim 16, 24 with dim 1. *All that travels* is what the network device
+  counts. *Halves* and *bytes* are tables with ``wire=``.
+* *rows a second*: beside what a plain socket gets through the same cable of such bodies.
+* *click model*: examples a second in the second epoch (2^24 features, two trainers), with rows as they are and as
+  halves, with the cable and with nothing in the way of the packets.
 
 Needs Linux, root and tc; elsewhere it says what it left out.
 """
@@ -23,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import dask
 import numpy as np
@@ -33,13 +35,25 @@ import dps
 from benchmarks.click_model import ADAGRAD, BATCH, TRAINERS, Data, part, pull_model, train
 from benchmarks.common import Report, parser
 from benchmarks.processes import PATIENCE, Machines, Namespace, machines, wait_for
+from dps.engine.core.codec import CODECS, bytes_of_row, decode, encode
 
 GIGABITS = (1.0,)
 ROWS = 10_000  # of a pull or push
 ROUNDS, TURN_CALLS = 5, 20
 PORT = 9876
 CLICKS, FEATURES, EPOCHS, TEST_ROWS = 200_000, 1 << 24, 3, 20_000
-REACHES = {1: "<= 12 bytes (a body; headers are more)", 16: "<= 72 bytes (a body; headers are more)"}
+# How rows travel: a name, and the table's wire.
+WIRES = {
+    "as they are": None,
+    "halves": dps.Wire("bfloat16", "bfloat16", lists=True),
+    "bytes": dps.Wire("int8", "int8", lists=True),
+}
+REACHES = {  # by dim, how rows travel, and whether they are the same each time
+    (1, "halves", "new rows"): "<= 12 bytes",
+    (1, "halves", "the same rows"): "<= 4 bytes",
+    (16, "halves", "new rows"): "<= 72 bytes",
+    (16, "bytes", "new rows"): "<= 48 bytes",
+}
 # A program that answers each 8 bytes with so many as they say, and takes as many after a negative number.
 PEER = """
 import socket, struct
@@ -91,45 +105,78 @@ def rates_of_plain_socket(cable: Namespace, nbytes: int) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def bytes_of(cable: Namespace, call: Callable[[], object], calls: int) -> float:
-    """Bytes that a call sends through the cable, both directions."""
-    before = sum(cable.traffic())
-    for _ in range(calls):
-        call()
-    return (sum(cable.traffic()) - before) / calls
+def pull_and_push(trainer: dps.Trainer, parts: object, keys: np.ndarray, values: np.ndarray, calls: int) -> list[float]:
+    """The seconds of each round of pulls and pushes of the same rows, or, without `keys`, of others each time."""
+    draw, seconds = np.random.default_rng(0), []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(calls):
+            named = keys if len(keys) else draw.integers(0, 1 << 40, len(values))
+            trainer.pull("rows", named)
+            trainer.push("rows", named, values)
+        seconds.append((time.perf_counter() - began) / calls)
+    return seconds
 
 
 def measure_rows(report: Report, ps: dps.ParameterServer, cable: Namespace, gigabits: float, dim: int) -> None:
-    """Pulls and pushes of rows of a keyed table."""
+    """Pulls and pushes of a trainer, of rows of a keyed table."""
     draw = np.random.default_rng(0)
-    keys = draw.integers(0, 1 << 40, ROWS)
     values = draw.standard_normal((ROWS, dim)).astype(np.float32)
-    where = f"{gigabits:g} Gb/s, dim {dim}"
-    ps.table("rows", dim=dim)
-    client = ps.client()
+    values = values if dim > 1 else values[:, 0]
+    again, others = draw.integers(0, 1 << 40, ROWS), np.empty(0, np.int64)
+    there, back = rates_of_plain_socket(cable, 1 << 26)
+    for name, wire in WIRES.items():
+        for which, keys in (("new rows", others), ("the same rows", again)):
+            ps.table("rows", dim=dim, wire=wire)
+            taken, bodies = [0], [0]
+            for calls in (TURN_CALLS, 2 * TURN_CALLS):  # the difference has no first call, which names what is new
+                before = sum(cable.traffic())
+                [seconds] = ps.run(pull_and_push, [0], trainers=1, args=(keys, values, calls), progress=False)
+                taken.append(sum(cable.traffic()) - before)
+                bodies.append(bodies_of(ps) - sum(bodies))
+            where = f"{gigabits:g} Gb/s, dim {dim}, {name}, {which}"
+            per_row = 1 / (ROWS * ROUNDS * TURN_CALLS)
+            body, all_bytes = (bodies[2] - bodies[1]) * per_row, (taken[2] - taken[1]) * per_row
+            reach = REACHES.get((dim, name, which))
+            report.add(f"{where}: bodies of a pull and a push", round(body, 1), "bytes a row", reach=reach)
+            report.add(f"{where}: all that travels", all_bytes, "bytes a row")
+            floor = 1 / ((8 + 8 + 4 * dim) / there + 4 * dim / back)
+            rate = ROWS / statistics.median(seconds)
+            report.add(f"{where}: rows a second", rate, "rows/s", "bytes as they are through a plain socket", floor)
+            ps.drop_table("rows")
 
-    def both() -> None:
-        client.pull("rows", keys)
-        client.push("rows", keys, values if dim > 1 else values[:, 0])
 
-    try:
-        both()
-        taken = bytes_of(cable, both, TURN_CALLS) / ROWS
-        report.add(f"{where}: a pull and a push", taken, "bytes a row", reach=REACHES[dim])
-        inward, outward = [], []
+def bodies_of(ps: dps.ParameterServer) -> int:
+    """The bytes of keys and values that requests for the rows, and their answers, had; once the server has told all."""
+    counted = 0
+    for _ in range(100):
+        traffic = ps.status().tables["rows"].traffic
+        if counted == (counted := traffic.keys + traffic.pushed + traffic.pulled) > 0:
+            return counted
+        time.sleep(1.0)
+    raise TimeoutError("the server still counts bytes")
+
+
+def measure_codecs(report: Report) -> None:
+    """Encoding and decoding on one core, against a copy."""
+    rows = np.random.default_rng(0).standard_normal((1 << 20, 16)).astype(np.float32)
+    out, copy = np.empty_like(rows), np.empty_like(rows)
+    for name, reach in (("bfloat16", ">= 5 GB/s"), ("float16", ">= 5 GB/s"), ("int8", ">= 2.5 GB/s")):
+        coded = np.empty(len(rows) * bytes_of_row(CODECS[name], 16, 0), np.uint8)
+        works = {
+            "encoded": lambda name=name, coded=coded: encode(CODECS[name], rows, coded),
+            "decoded": lambda name=name, coded=coded: decode(CODECS[name], coded, out),
+            "copied": lambda: np.copyto(copy, rows),
+        }
+        seconds: dict[str, list[float]] = {work: [] for work in works}
         for _ in range(ROUNDS):
-            began = time.perf_counter()
-            for _ in range(TURN_CALLS):
-                both()
-            seconds = (time.perf_counter() - began) / TURN_CALLS
-            inward.append(seconds)
-            there, back = rates_of_plain_socket(cable, 1 << 24)
-            outward.append((8 + 8 + 4 * dim) * ROWS / there + 4 * dim * ROWS / back)
-        floor = ROWS / statistics.median(outward)
-        rate = ROWS / statistics.median(inward)
-        report.add(f"{where}: rows a second", rate, "rows/s", "the same bytes through a plain socket", floor)
-    finally:
-        ps.drop_table("rows")
+            for work, run in works.items():
+                began = time.perf_counter()
+                run()
+                seconds[work].append(time.perf_counter() - began)
+        rate = {work: rows.nbytes / statistics.median(each) * 1e-9 for work, each in seconds.items()}
+        for work in ("encoded", "decoded"):
+            report.add(f"{name} {work}, dim 16", rate[work], "GB/s", "a copy", rate["copied"], reach=reach)
 
 
 def measure_clicks(
@@ -139,25 +186,30 @@ def measure_clicks(
     data = Data.make(rows, FEATURES, TEST_ROWS)
     each = rows // TRAINERS
     parts = list(client.persist([dask.delayed(part)(each, FEATURES, n * each) for n in range(TRAINERS)]))
-    rates: dict[float | None, list[float]] = {None: [], gigabits: []}
-    taken, losses = [], []
+    ways = [(limit, name) for limit in (None, gigabits) for name in ("as they are", "halves")]
+    found: dict[tuple[float | None, str], list[tuple[float, int, float]]] = {way: [] for way in ways}
     for _ in range(ROUNDS if rows == CLICKS else 1):
-        for limit, found in rates.items():
+        for limit, name in ways:
             cable.limit(limit)
-            seconds, nbytes, loss = trained(ps, cable, parts, data)
-            found.append(rows / seconds)
-            taken.append(nbytes / (rows * EPOCHS))
-            losses.append(loss)
-    what = f"{gigabits:g} Gb/s, click model"
-    report.add(f"{what}: traffic", statistics.median(taken), "bytes an example")
-    free, limited = (statistics.median(found) for found in rates.values())
-    report.add(f"{what}: examples a second", limited, "/s", "without a limit", free)
-    report.add(f"{what}: held-out loss", statistics.median(losses), "")
+            found[limit, name].append(trained(ps, cable, parts, data, WIRES[name]))
+    median = {way: [statistics.median(each) for each in zip(*found[way], strict=True)] for way in ways}
+    for limit, name in ways:
+        what = f"click model, {'no limit' if limit is None else f'{limit:g} Gb/s'}, {name}"
+        seconds, nbytes, loss = median[limit, name]
+        plain = median[limit, "as they are"]
+        report.add(
+            f"{what}: traffic", nbytes / (rows * EPOCHS), "bytes an example", "as they are", plain[1] / (rows * EPOCHS)
+        )
+        wanted = ">= 1.5 x" if limit and name == "halves" else None
+        report.add(f"{what}: examples a second", rows / seconds, "/s", "as they are", rows / plain[0], reach=wanted)
+        report.add(f"{what}: held-out loss", loss, "", "as they are", plain[2])
 
 
-def trained(ps: dps.ParameterServer, cable: Namespace, parts: list, data: Data) -> tuple[float, int, float]:
+def trained(
+    ps: dps.ParameterServer, cable: Namespace, parts: list, data: Data, wire: dps.Wire | None
+) -> tuple[float, int, float]:
     """Train fresh tables: seconds of a later epoch, bytes through the cable in all epochs, held-out loss."""
-    ps.table("w", optimizer=ADAGRAD[BATCH])
+    ps.table("w", optimizer=ADAGRAD[BATCH], wire=wire)
     ps.table("b", rows=1, optimizer=ADAGRAD[BATCH])
     try:
         before = sum(cable.traffic())
@@ -197,7 +249,7 @@ def measure(report: Report, args: argparse.Namespace) -> None:
             there, back = rates_of_plain_socket(cable, 1 << 26)
             report.add(f"{gigabits:g} Gb/s: a plain socket, in", there * 8e-9, "Gb/s")
             report.add(f"{gigabits:g} Gb/s: a plain socket, out", back * 8e-9, "Gb/s")
-            for dim in REACHES:
+            for dim in (1, 16):
                 measure_rows(report, ps, cable, gigabits, dim)
             measure_clicks(report, client, ps, cable, gigabits, CLICKS // 10 if args.quick else CLICKS)
 
@@ -207,6 +259,7 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--gigabits", type=float, nargs="+", default=GIGABITS, help="rates of the cable, in Gb/s")
     args = options.parse_args(argv)
     with Report("a network", args.json) as report:
+        measure_codecs(report)
         why = problem()
         if why is None:
             measure(report, args)

@@ -85,6 +85,26 @@ def test_what_is_pulled_and_pushed(cluster, wire, copies: int) -> None:
         check_traffic(ps, pull, push, isinstance(wire, dps.Wire) and wire.lists)
 
 
+def push_often(trainer, parts, calls):
+    keys, first = some_keys(), None
+    for _ in range(calls):
+        trainer.push("w", keys, drawn(1))
+        first = trainer.pull("w", keys) if first is None else first
+    return first
+
+
+def test_pushes_of_int8_are_right_on_the_whole(cluster) -> None:
+    keys, values, calls = some_keys(), drawn(1), 200
+    step = (values.max(1, keepdims=True) - values.min(1, keepdims=True)) / 255 * 1.02 + 1e-3
+    with dps.ParameterServer(cluster, servers=2) as ps:
+        ps.table("w", dim=DIM, wire=dps.Wire(push="int8"))
+        (first,) = ps.run(push_often, [0], trainers=1, args=(calls,), progress=False)
+        error, mean = first - values, ps.client().pull("w", keys) / calls - values
+    assert (np.abs(error) <= step).all()
+    assert np.abs(error).max() > 0.4 * step.min()
+    assert (np.abs(mean) <= 0.25 * step).all(), "of an error that is the same each time"
+
+
 def check_traffic(ps: dps.ParameterServer, pull: str | None, push: str | None, lists: bool) -> None:
     """Of the table "w", to the byte."""
     narrow_pull, narrow_push = (bytes_of_row(CODECS[name], DIM, 4 * DIM) for name in (pull, push))
@@ -104,7 +124,6 @@ def check_traffic(ps: dps.ParameterServer, pull: str | None, push: str | None, l
     ("make", "error", "text"),
     [
         (lambda: dps.Wire(pull="float8"), InputError, "pull is 'float8' but must be None or one of 'float16'"),
-        (lambda: dps.Wire(push="int8"), InputError, "push='bfloat16'"),
         (lambda: dps.Wire("float16", local="yes"), InputTypeError, "local is 'yes'"),
         (lambda: TableSpec("w", dtype="float64", wire=dps.Wire("float16")), InputError, "this table has float64"),
         (lambda: TableSpec("w", wire="auto"), InputTypeError, "wire is a dps.Wire"),

@@ -137,8 +137,8 @@ def test_what_is_drawn_follows_from_seed_and_key() -> None:
 WRONG = [
     ("return over ?", "return 0 ?"),
     ("bits >> 31 ? 0xFFFF : 0", "0"),
-    ("special[k] |=", "special[k] &="),
-    ("low[0] = low[k] < low[0] ? low[k] : low[0];", ""),
+    ("return odd[0] == 0;", "return 1;"),
+    ("low[k] = low[k + width] < low[k] ? low[k + width] : low[k];", ""),
     ("row[j];\n        low[k]", "row[0];\n        low[k]"),
     ("(low < 255 ? low : 255)", "low"),
     ("draws ? (float)", "0 ? (float)"),

@@ -53,35 +53,36 @@ static inline uint16_t dps_down_bfloat16(float x) {
 
 /* The least and the greatest number of a row; whether all of them are finite. */
 static inline int dps_bounds(const float *row, int64_t dim, float *least, float *greatest) {
-    float low[DPS_LANES], high[DPS_LANES];
-    uint32_t special[DPS_LANES];
+    float low[DPS_LANES], high[DPS_LANES], odd[DPS_LANES]; /* odd: NaN where a number times zero is not zero */
     int64_t j = 0;
     for (int k = 0; k < DPS_LANES; k++) {
         low[k] = high[k] = row[0];
-        special[k] = 0;
+        odd[k] = 0;
     }
     for (; j + DPS_LANES <= dim; j += DPS_LANES) {
         for (int k = 0; k < DPS_LANES; k++) {
             const float x = row[j + k];
             low[k] = x < low[k] ? x : low[k];
             high[k] = x > high[k] ? x : high[k];
-            special[k] |= (dps_bits_of_float(x) & UINT32_C(0x7F800000)) == UINT32_C(0x7F800000);
+            odd[k] += x * 0.0f;
         }
     }
     for (int k = 0; j < dim; j++, k++) {
         const float x = row[j];
         low[k] = x < low[k] ? x : low[k];
         high[k] = x > high[k] ? x : high[k];
-        special[k] |= (dps_bits_of_float(x) & UINT32_C(0x7F800000)) == UINT32_C(0x7F800000);
+        odd[k] += x * 0.0f;
     }
-    for (int k = 1; k < DPS_LANES; k++) {
-        low[0] = low[k] < low[0] ? low[k] : low[0];
-        high[0] = high[k] > high[0] ? high[k] : high[0];
-        special[0] |= special[k];
+    for (int width = DPS_LANES / 2; width > 0; width /= 2) {
+        for (int k = 0; k < width; k++) {
+            low[k] = low[k + width] < low[k] ? low[k + width] : low[k];
+            high[k] = high[k + width] > high[k] ? high[k + width] : high[k];
+            odd[k] += odd[k + width];
+        }
     }
     *least = dps_bounded(low[0]);
     *greatest = dps_bounded(high[0]);
-    return !special[0];
+    return odd[0] == 0;
 }
 
 /* What is added before a number is cut: a half, to round to the nearest; or a draw from [0, 1) that follows from the
@@ -116,10 +117,16 @@ static inline void dps_encode_row(const float *row, int64_t dim, uint32_t seed, 
 DPS_CLONES static void dps_encode_bytes(
     const float *rows, int64_t count, int64_t dim, const int64_t *keys, int64_t first, uint64_t seed, uint8_t *out
 ) {
+    if (seed == 0) {
+        for (int64_t i = 0; i < count; i++) {
+            dps_encode_row(rows + i * dim, dim, 0, 0, out + i * (dim + DPS_BYTES_HEAD));
+        }
+        return;
+    }
     for (int64_t i = 0; i < count; i++) {
         const uint64_t name = (uint64_t)(keys ? keys[i] : first + i);
-        const uint32_t drawn = seed ? (uint32_t)(dps_mix(seed ^ dps_mix(name)) >> 32) : 0;
-        dps_encode_row(rows + i * dim, dim, drawn, seed != 0, out + i * (dim + DPS_BYTES_HEAD));
+        const uint32_t drawn = (uint32_t)(dps_mix(seed ^ dps_mix(name)) >> 32);
+        dps_encode_row(rows + i * dim, dim, drawn, 1, out + i * (dim + DPS_BYTES_HEAD));
     }
 }
 

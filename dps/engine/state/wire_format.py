@@ -42,9 +42,10 @@ class Wire(Recipe):
 
         ``"bfloat16"`` has the range of float32 and 8 bits of precision: half the bytes, for everything. ``"float16"``
         has 11 bits, and numbers beyond 65,504 arrive as 65,504; below 6e-5 it loses precision, below 3e-8 all. With
-        ``"int8"``, for pulls, a row is a byte for each number and 4 bytes for its least number and its step: the error
-        of a number is half a step at most, a 510th of the row's range and a little more. A row of it with NaN or
-        infinity arrives as NaN.
+        ``"int8"`` a row is a byte for each number and 4 bytes for its least number and its step, a 255th of the row's
+        range and a little more. Numbers that are pulled are rounded to the nearest step. Those that are pushed are
+        rounded up or down at random, up with the probability of what is left over, so that sums of many pushes are
+        right; what is drawn follows from the push and from the row. A row with NaN or infinity arrives as NaN.
     local : bool, optional
         Also between processes of one machine, where it costs time and saves none. True by default;
         ``wire="auto"`` of :meth:`dps.ParameterServer.table` stands for ``Wire("bfloat16", "bfloat16", local=False,
@@ -71,14 +72,6 @@ class Wire(Recipe):
     push: str | None = converted(None, _format)
     local: bool = flag(True)
     lists: bool = flag(False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.push == "int8":
-            raise InputError(
-                "Wire: push='int8' would lose what it rounds away, push after push; use push='bfloat16' (pull='int8' "
-                "is fine)"
-            )
 
     @staticmethod
     def from_dict(description: Description) -> Wire:

@@ -21,7 +21,7 @@ from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
-from dps.engine.core.codec cimport AS_IS, coded_bytes, encode_rows, place_rows
+from dps.engine.core.codec cimport AS_IS, coded_bytes, encode_rows, place_rows, seed_of
 from dps.engine.core.requests.form cimport Form, fits, is_finite, new_rows
 from dps.engine.core.requests.frame cimport HEADER, LIST, MAGIC, NARROW, OK, RANGE, dps_header
 from dps.engine.core.requests.key_lists cimport UNKNOWN, KeyLists
@@ -431,8 +431,7 @@ cdef class Call:
     cdef int name(self, Leg *leg, KeyLists lists) except -1:
         """Choose how a leg names its keys on a connection with these lists; None: by themselves."""
         cdef int64_t shards = leg.end - leg.first, count = leg.b - leg.a, number
-        cdef const int64_t *keys = self.keys + leg.a
-        cdef const int64_t *counts
+        cdef const int64_t *counts, *keys = self.keys + leg.a
         leg.naming = AS_KEYS
         if lists is None or not (self.terms.narrow and self.form.lists[leg.run]) or count < LEAST_LISTED:
             return 0
@@ -453,6 +452,7 @@ cdef class Call:
         """
         cdef int64_t row = self.form.row_bytes, n = leg.b - leg.laid, most = max(1, PIECE // row)
         cdef int64_t sent = coded_bytes(leg.pushed, self.form.dim, row)
+        cdef uint64_t seed = seed_of(self.stamp.trainer, self.stamp.clock, self.stamp.number + leg.chunk)
         cdef const int64_t *keys = NULL
         cdef const char *rows
         cdef dps_header *head
@@ -484,7 +484,7 @@ cdef class Call:
             taken = <char *> self.memory(CODED, min(most, self.count) * sent)
             keys = NULL if self.keys == NULL else self.keys + leg.laid
             with nogil:
-                encode_rows(leg.pushed, rows, n, self.form.dim, keys, self.start + leg.laid, 0, taken)
+                encode_rows(leg.pushed, rows, n, self.form.dim, keys, self.start + leg.laid, seed, taken)
             rows = taken
         pieces[2].iov_base, pieces[2].iov_len = <void *> rows, n * sent
         leg.laid += n
