@@ -127,6 +127,7 @@ def check_traffic(ps: dps.ParameterServer, pull: str | None, push: str | None, l
         (lambda: dps.Wire("float16", local="yes"), InputTypeError, "local is 'yes'"),
         (lambda: TableSpec("w", dtype="float64", wire=dps.Wire("float16")), InputError, "this table has float64"),
         (lambda: TableSpec("w", wire="auto"), InputTypeError, "wire is a dps.Wire"),
+        (lambda: TableSpec("w", dim=4, wire=dps.Wire("int8")), InputError, "int8 saves nothing of a row of 4"),
     ],
 )
 def test_what_a_table_cannot_have_is_refused(make, error: type, text: str) -> None:
@@ -135,13 +136,13 @@ def test_what_a_table_cannot_have_is_refused(make, error: type, text: str) -> No
 
 
 def test_a_definition_travels_with_its_wire() -> None:
-    spec = TableSpec("w", wire=dps.Wire("int8", "float16", local=False))
+    spec = TableSpec("w", dim=5, wire=dps.Wire("int8", "float16", local=False))
     assert TableSpec.from_dict(spec.to_dict()) == spec
     assert "wire" not in TableSpec("w").to_dict()
 
 
 def test_own_addresses() -> None:
     assert is_own_address("127.0.0.1")
-    assert is_own_address("0.0.0.0")
+    assert not is_own_address("localhost"), "a name"
     assert not is_own_address("203.0.113.7")
     assert not is_own_address("no host of this name.invalid")

@@ -17,6 +17,7 @@ from dps.engine.core.codec import bytes_of_row, decode, encode
 from dps.engine.core.grouping import mix, sum_repeats
 from dps.engine.core.requests.call import Call
 from dps.engine.core.requests.form import Form
+from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.core.requests.part import Part, parts_of
 from dps.engine.core.requests.terms import Terms
@@ -43,9 +44,9 @@ def prepared(keys: np.ndarray, rows: np.ndarray | None = None, **options: bool) 
 keys_of = st.lists(st.integers(-50, 50), min_size=1, max_size=60).map(lambda keys: np.array(keys, np.int64))
 
 
-def frame_of(part: Part, number: int) -> bytes:
+def frame_of(part: Part, number: int, lists: KeyLists | None = None) -> bytes:
     """The whole request of a part."""
-    part.begin(number)
+    part.begin(number, lists)
     frame = b""
     while pieces := part.pieces():
         frame += b"".join(pieces)
@@ -161,9 +162,16 @@ def carried(parts: list[Part], table: int, shard_map: ShardMap, codecs: list[tup
     dense = shard_map.rows > 0
     content: dict[tuple[int, int], tuple[list[int], bytes]] = {}
     weights: dict[tuple[int, int], int] = {}
+    ours, theirs = KeyLists(), KeyLists()  # of one connection, over which all parts go
     for n, part in enumerate(parts):
-        frame = frame_of(part, n + 1)
+        frame = frame_of(part, n + 1, ours)
         header = decode_header(frame, 0, 1 << 20)
+        assert header.body == len(frame) - 64
+        if header.flags & frames.LIST:
+            assert codecs[part.run][2], "the route wants no lists"
+            used = 8 * (header.shards + header.count) if header.start < 0 else 0
+            stated = header.start, header.table, header.shard, header.shards, header.count
+            frame = frame[:64] + theirs.take(*stated, frame[64 : 64 + used]) + frame[64 + used :]
         assert (header.table, header.request, part.table) == (table, n + 1, table)
         assert part.op == (2, 9, header.number)
         assert part.shards == (header.shard, header.shard + header.shards)
@@ -172,7 +180,7 @@ def carried(parts: list[Part], table: int, shard_map: ShardMap, codecs: list[tup
         codec = codecs[part.run][1]
         assert header.flags & frames.NARROW == frames.NARROW * bool(codec)
         body = 8 * at + padded(header.count * DIM * (2 if codec else 4))
-        assert header.body == len(frame) - 64 == body
+        assert len(frame) - 64 == body
         rows = as_sent(frame[64 + 8 * at :], codec)
         for shard in range(header.shard, header.shard + header.shards):
             if dense:
@@ -220,7 +228,7 @@ def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, t
         maps.append(ShardMap(ROWS if dense else 0, len(edges) - 1, None, edges))
         numbers = [edges.index(edge) for edge in start]
         here = [(numbers[a], numbers[b]) for a, b in runs]
-        codecs.append([(0, data.draw(st.integers(0, 2)), False) for _ in runs])
+        codecs.append([(0, data.draw(st.integers(0, 2)), data.draw(st.booleans())) for _ in runs])
         forms.append(Form(7 + n, FLOAT32, DIM, maps[n], False, here, codecs[n]))
     if dense:
         begin, end = sorted(data.draw(st.tuples(st.integers(0, ROWS), st.integers(0, ROWS))))

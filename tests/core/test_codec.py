@@ -100,6 +100,15 @@ def test_zeros_and_rows_of_one_number_arrive_as_they_are() -> None:
     np.testing.assert_array_equal(there_and_back("int8", rows), rows)
 
 
+def test_the_largest_numbers_stay_finite() -> None:
+    most = np.finfo(np.float32).max
+    rows = np.array([[-most, most, 0.0], [most / 2, -most / 2, 1.0], [most] * 3, [-most] * 3], np.float32)
+    for name in ("int8", "float16", "bfloat16"):
+        back = there_and_back(name, rows)
+        assert np.isfinite(back).all()
+        assert (np.sign(back[:2, :2]) == np.sign(rows[:2, :2])).all()
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 3, 16])
 def test_a_row_that_bytes_cannot_hold_arrives_as_nan(special: float, place: int) -> None:

@@ -102,6 +102,14 @@ def test_lists_that_were_named_last_stay() -> None:
     check_room()
 
 
+def test_lists_of_nothing_take_room() -> None:
+    lists = lists_module.KeyLists()
+    for number in range(20_000):
+        lists.take(~number, 7, 0, 0, 0, b"")
+    assert lists.nbytes <= KEPT_BYTES
+    assert len(lists) < 20_000
+
+
 def test_a_push_to_what_was_pulled_takes_no_keys() -> None:
     ends, keys = Ends(), np.random.default_rng(0).integers(0, 1 << 60, 1000)
     ends.send(0, keys, pushes=False)
@@ -163,8 +171,8 @@ WRONG = [
     ("key_lists.pyx", "~head.start == self.next", "head.start < 0"),
     (
         "key_lists.pyx",
-        "while self.nbytes + nbytes > most_bytes:",
-        "while is_found and self.nbytes + nbytes > most_bytes:",
+        "while self.nbytes + taken > most_bytes:",
+        "while is_found and self.nbytes + taken > most_bytes:",
     ),
     ("call.pyx", "made.body = 0 if leg.naming == AS_LIST else", "made.body ="),
 ]

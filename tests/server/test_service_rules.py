@@ -142,10 +142,10 @@ def test_each_rule_of_a_step_holds(rule) -> None:
 APPLIED_THEN_GATHERED = """            if pushed:
                 self._apply(table, head, &part[n], &op, values)
             if answered and size <= room:
-                self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
+                self._values.gather_coded(table, &part[n], whole.brings, out + HEADER + part[n].a * row)
 """
 GATHERED_THEN_APPLIED = """            if answered and size <= room:
-                self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
+                self._values.gather_coded(table, &part[n], whole.brings, out + HEADER + part[n].a * row)
             if pushed:
                 self._apply(table, head, &part[n], &op, values)
 """
@@ -158,12 +158,15 @@ WRONG = {  # text of service.pyx or apply.pyx, the wrong text, and the rule that
     "answers of before": (APPLIED_THEN_GATHERED, GATHERED_THEN_APPLIED, random_requests),
     "backups keep no answers": ("if head.flags & ANSWER and head.trainer:", "if False:", random_ops),
     "versions by part": ("versions[shard.number - head.shard]", "versions[n]", random_ops),
-    "any flags of a pull": ("return not head.flags & ~RANGE", "return True", what_is_not_plain_is_left),
-    "a deletion is a step": (" and head.flags & RULE_DELETE != RULE_DELETE", "", what_is_not_plain_is_left),
+    "any flags of a pull": ("return not head.flags & ~(RANGE | NARROW | LIST)", "return True",
+                            what_is_not_plain_is_left),
+    "a deletion is a step": ("return head.flags & RULE_DELETE != RULE_DELETE", "return True",
+                             what_is_not_plain_is_left),
     "the header is a part of the body": ("min(end - done - HEADER, self._limit)", "min(end - done, self._limit)",
                                          what_is_not_plain_is_left),
-    "answers without a limit": ("nbytes > self._limit or size > room", "size > room", answers_have_a_limit),
-    "the header counts twice": ("<int64_t> head.body + size - HEADER", "<int64_t> head.body + size", random_requests),
+    "answers without a limit": ("head.count * table.row_bytes > self._limit or size > room", "size > room",
+                                answers_have_a_limit),
+    "the header counts twice": ("received + size - HEADER, seconds", "received + size, seconds", random_requests),
     "nothing halts it": ("self._is_halted = self._throttle(self._peer)", "self._throttle(self._peer)",
                          too_much_on_its_way_ends_a_step),
     "it stays halted": ("self._is_halted = self._has_changed = False", "self._has_changed = False",
@@ -171,7 +174,7 @@ WRONG = {  # text of service.pyx or apply.pyx, the wrong text, and the rule that
     "a primary goes on": ("self._has_changed = self._has_changed or pushed", "pass",
                           a_change_that_breaks_off_ends_the_server),
     "a backup goes on": ("        self._has_changed = True\n", "", a_change_that_breaks_off_ends_the_server),
-    "the inbox is kept": ("self._peer = self._inbox = None", "self._peer = None", a_step_keeps_nothing),
+    "the inbox is kept": ("self._peer = self._inbox = self._list = None", "self._peer = None", a_step_keeps_nothing),
 }  # fmt: skip
 FIRST = "deleted rows are not filled", "a primary goes on"
 

@@ -33,7 +33,7 @@ def test_schedules_run_the_compiled_steps(monkeypatch):
         return original(self, failed)
 
     carrying, original = Request.carrying.__func__, ClientSession._resend
-    monkeypatch.setattr(requests, "core", SimpleNamespace(Call=SimpleNamespace(of=prepare), Terms=compiled.Terms))
+    monkeypatch.setattr(requests, "core", SimpleNamespace(Call=SimpleNamespace(of=prepare)))
     monkeypatch.setattr(Request, "carrying", classmethod(carry))
     monkeypatch.setattr(ClientSession, "_resend", resend)
     for seed in SEEDS:

@@ -35,9 +35,9 @@ DPS_CLONES static void dps_encode_bfloat16(const float *rows, int64_t count, uin
     }
 }
 
-/* A number of a row of bytes, within half of the largest float, so that no difference of two is infinite. */
+/* A number of a row of bytes, within a quarter of the largest float, because a difference of two is finite then. */
 static inline float dps_bounded(float x) {
-    const float most = FLT_MAX / 2;
+    const float most = FLT_MAX / 4;
     const float below = x > most ? most : x;
     return below < -most ? -most : below;
 }

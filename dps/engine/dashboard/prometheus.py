@@ -94,7 +94,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "server_shards": ("Shards on a server, by role", ("server", "role")),
     "table_rows": ("Rows of a table", ("table",)),
     "table_bytes": ("Memory of a table, copies included", ("table",)),
-    "table_traffic_bytes_total": ("Bytes between clients and servers for a table, by what they are", ("table", "what")),
+    "table_traffic_bytes": ("Bytes between clients and the servers that are there now for a table", ("table", "what")),
     "table_requests_per_second": ("Requests for a table", ("table",)),
     "table_keys_per_second": ("Keys pulled from and pushed to a table", ("table",)),
     "table_latency_seconds": ("Time servers take for a request to a table", ("table", "quantile")),
@@ -229,7 +229,7 @@ def _of_table(name: str, table: TableStatus) -> Iterator[Sample]:
     yield "table_rows", (name,), table.rows
     yield "table_bytes", (name,), table.bytes
     for what in ("keys", "pushed", "pulled", "headers"):
-        yield "table_traffic_bytes_total", (name, what), getattr(table.traffic, what)
+        yield "table_traffic_bytes", (name, what), getattr(table.traffic, what)
     yield "table_requests_per_second", (name,), table.requests_rate
     yield "table_keys_per_second", (name,), table.keys_rate
     for quantile, field in (("0.5", "p50"), ("0.99", "p99")):

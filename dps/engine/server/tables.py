@@ -150,6 +150,8 @@ class ServerTable(TableState):
         if keys is None:
             keys = bytes(body[:used])
         else:
+            if used != (len(keys) if header.start < 0 else 0):
+                raise ProtocolError(f"{used} bytes name rows of table {spec.name!r} beside a list of {len(keys)} bytes")
             header = header._replace(flags=header.flags & ~frames.LIST, start=0 if used else BY_LIST)
         if codec:
             header = header._replace(flags=header.flags & ~frames.NARROW)

@@ -299,6 +299,8 @@ class TableSpec:
             raise InputTypeError(f"{where}: wire is a dps.Wire, such as dps.Wire(pull='bfloat16'), not {self.wire!r}")
         if self.wire.codecs != (0, 0) and self.dtype != "float32":
             raise InputError(f"{where}: rows of float32 can travel by {self.wire!r}, and this table has {self.dtype}")
+        if "int8" in (self.wire.pull, self.wire.push) and self.dim <= 4:
+            raise InputError(f"{where}: int8 saves nothing of a row of {self.dim} beside bfloat16; use that")
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)

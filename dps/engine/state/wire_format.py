@@ -42,8 +42,9 @@ class Wire(Recipe):
 
         ``"bfloat16"`` has the range of float32 and 8 bits of precision: half the bytes, for everything. ``"float16"``
         has 11 bits, and numbers beyond 65,504 arrive as 65,504; below 6e-5 it loses precision, below 3e-8 all. With
-        ``"int8"`` a row is a byte for each number and 4 bytes for its least number and its step, a 255th of the row's
-        range and a little more. Numbers that are pulled are rounded to the nearest step. Those that are pushed are
+        ``"int8"`` a row is a byte for each number and 4 bytes for its least number, rounded down to bfloat16, and its
+        step: a 255th of the row's range and of a 128th of that least number. It is for rows of more than 4 numbers
+        around zero. Numbers that are pulled are rounded to the nearest step. Those that are pushed are
         rounded up or down at random, up with the probability of what is left over, so that sums of many pushes are
         right; what is drawn follows from the push and from the row. A row with NaN or infinity arrives as NaN.
     local : bool, optional

@@ -172,7 +172,7 @@ class ServerMeter(ServerCounters):
     def scanned(self, meter: TableMeter, shard: int, rows: int, nbytes: int, began: float) -> None:
         """Count a piece of a scan, which has found so many rows of a shard, as a pull of them."""
         seconds = self.clock() - began
-        meter.pulls.count(rows, nbytes, seconds, 8 * rows, nbytes - 8 * rows)
+        meter.pulls.count(rows, nbytes, seconds, 0, nbytes)
         meter.count_scanned(shard, rows)
         if seconds > self.lag:
             self.lag = seconds

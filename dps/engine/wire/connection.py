@@ -240,6 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._turn is not None:
             self._turn.forget(self)
         self._incoming = self._outgoing = Buffer(0)
+        self.key_lists = KeyLists()
         # No frame is handled any more, so their memory goes now, and not when Python next looks for cycles.
         self._reader = FrameReader(0, inbox_bytes=0)
         self._plain = None

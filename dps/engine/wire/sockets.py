@@ -117,16 +117,17 @@ def is_local(sock: socket.socket) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_own_address(host: str) -> bool:
-    """Whether this is an address of this machine, or of the network namespace that this process is in.
+    """Whether this is an address of this machine, or of the network namespace that this process is in. A name is none,
+    because looking it up may take long.
 
     >>> is_own_address("127.0.0.1"), is_own_address("192.0.2.1")
     (True, False)
     """
     with contextlib.suppress(OSError, UnicodeError):
-        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as sock:
-            sock.bind(address)
-            return True
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)  # which sends nothing: the system chooses the address from which it would
+            return str(sock.getsockname()[0]) == str(address[0])
     return False
 
 

@@ -22,6 +22,7 @@ cdef struct Leg:  # of a call: what one request carries
     uint32_t number  # of its request
     int state
     int pushed, pulled  # codecs of the rows that it carries, and of those of its answer
+    bint lists  # its keys may be named by the number of a list
     int naming  # how it names its keys
     int64_t list  # the number of the list that they are
 

@@ -330,7 +330,7 @@ cdef class Call:
                 leg[n].table, leg[n].laid, leg[n].number, leg[n].state = form.table, BEFORE, 0, UNSENT
                 leg[n].pulled = form.codecs[2 * run] if self.terms.narrow and not self.terms.pushes else AS_IS
                 leg[n].pushed = form.codecs[2 * run + 1] if self.terms.narrow and self.terms.carries else AS_IS
-                leg[n].naming, leg[n].list = AS_KEYS, 0
+                leg[n].lists, leg[n].naming, leg[n].list = self.terms.narrow and form.lists[run], AS_KEYS, 0
                 n += 1
         return n
 
@@ -433,7 +433,7 @@ cdef class Call:
         cdef int64_t shards = leg.end - leg.first, count = leg.b - leg.a, number
         cdef const int64_t *counts, *keys = self.keys + leg.a
         leg.naming = AS_KEYS
-        if lists is None or not (self.terms.narrow and self.form.lists[leg.run]) or count < LEAST_LISTED:
+        if lists is None or not leg.lists or count < LEAST_LISTED:
             return 0
         number = lists.find(leg.table, leg.first, shards, keys, count) if self.keys != NULL else UNKNOWN
         if number != UNKNOWN:

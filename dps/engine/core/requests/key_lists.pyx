@@ -26,6 +26,9 @@ from dps.engine.core.requests.frame cimport dps_header
 cdef extern from "key_lists.h" nogil:
     uint64_t dps_hash_list(const int64_t *numbers, int64_t count, uint64_t seed)
 
+cdef enum:
+    BESIDE = 256  # bytes that a list takes beside its numbers
+
 KEPT_BYTES = 1 << 22
 cdef int64_t most_bytes = KEPT_BYTES
 
@@ -90,8 +93,8 @@ cdef class KeyLists:
     ) except -2:
         """Keep a list, which `is_found` by its keys later: its number. UNKNOWN: it is too large."""
         cdef KeyList made = KeyList.__new__(KeyList)
-        cdef int64_t nbytes = 8 * (shards + count), number = self.next
-        if nbytes > most_bytes:
+        cdef int64_t nbytes = 8 * (shards + count), number = self.next, taken = nbytes + BESIDE
+        if taken > most_bytes:
             return UNKNOWN
         made.numbers = <int64_t *> malloc(nbytes + 1)
         if made.numbers == NULL:
@@ -99,13 +102,13 @@ cdef class KeyLists:
         memcpy(made.numbers, counts, 8 * shards)
         memcpy(made.numbers + shards, keys, 8 * count)
         made.table, made.first, made.shards, made.count, made.hash = table, first, shards, count, None
-        while self.nbytes + nbytes > most_bytes:
+        while self.nbytes + taken > most_bytes:
             self._drop(next(iter(self._lists)))
         if is_found:
             made.hash = dps_hash_list(keys, count, table)
             self._numbers[made.hash] = number
         self._lists[number] = made
-        self.next, self.nbytes = number + 1, self.nbytes + nbytes
+        self.next, self.nbytes = number + 1, self.nbytes + taken
         return number
 
     cdef KeyList use(self, int64_t number):
@@ -146,6 +149,6 @@ cdef class KeyLists:
 
     def _drop(self, number) -> None:
         cdef KeyList gone = self._lists.pop(number)
-        self.nbytes -= 8 * (gone.shards + gone.count)
+        self.nbytes -= 8 * (gone.shards + gone.count) + BESIDE
         if self._numbers.get(gone.hash) == number:
             del self._numbers[gone.hash]

@@ -60,6 +60,7 @@ cnp.import_array()
 
 cdef enum:
     DECLINED = -1
+    MOST_KEPT = 1 << 23  # bytes of rows that have come narrow, which are kept from step to step
 
 cdef enum:  # kept memory: numbers of the rows of a part; parts of a request as others take them; rows that are here;
     # rows that have come narrow
@@ -164,6 +165,9 @@ cdef class Service:
                 raise self._fail(error) from error
             raise
         self._peer = self._inbox = self._list = None
+        if self._sizes[WIDE] > MOST_KEPT:
+            free(self._memory[WIDE])
+            self._memory[WIDE], self._sizes[WIDE] = NULL, 0
         return done - start, made
 
     cdef int64_t _answer_all(
@@ -281,6 +285,7 @@ cdef class Service:
             body, length = <const char *> self._list.numbers, given + 8 * (self._list.shards + self._list.count)
         whole.head = head[0]
         whole.head.flags = head.flags & ~(NARROW | LIST)
+        whole.head.body = <uint64_t> (length - given) + (0 if given == 0 else head.count * table.row_bytes)
         if not self._parts.cut(table, &whole.head, body, <uint64_t> length, given):
             return False
         if codec != AS_IS:
