@@ -23,12 +23,13 @@ from dps.engine.client import route_changes
 from dps.engine.client.client import Client
 from dps.engine.client.route_changes import LEASE_TRIES, MAX_SETBACKS, refused_by_leases
 from dps.engine.client.session import ClientSession
+from dps.engine.client.ticket import Certificate
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import frames
 from dps.engine.wire.channel import Request
 from dps.engine.wire.endpoint import Endpoint
-from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header
+from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, encode_json
 from dps.errors import (
     ClosedError,
     DataLostError,
@@ -611,11 +612,48 @@ def failed_by(*errors: DPSError | None) -> list[Request]:
 def test_a_lease_that_is_over_closes_all_channels_of_what_has_failed() -> None:
     """The server has closed the connection of the request that it refused, and others were on their way over it."""
     mixed = failed_by(ServerGoneError("closed"), LeaseError("over"), None)
-    assert refused_by_leases(mixed)
+    assert refused_by_leases(mixed, always)
     assert [request.channel is None or request.channel.closed for request in mixed] == [True] * 3
     for others in (failed_by(), failed_by(ServerGoneError("gone"), MovedError("moved"), None)):
-        assert not refused_by_leases(others)
+        assert not refused_by_leases(others, always)
         assert not any(request.channel.closed for request in others if request.channel is not None)
+
+
+def always(request: Request) -> bool:
+    return True
+
+
+def test_a_table_that_a_server_does_not_know_is_asked_of_the_controller() -> None:
+    """It was merged, perhaps, while another server had no lease."""
+    mixed = failed_by(UnknownTableError("no table number 1"), LeaseError("over"))
+    assert not refused_by_leases(mixed, lambda request: isinstance(request.error, LeaseError))
+    assert [request.channel.closed for request in mixed] == [False, True]
+
+
+class Answered:
+    """The part of a certified pull, whose answer has no rows before its certificate."""
+
+    def __init__(self, *edges: int):
+        self.shard_map = SimpleNamespace(edges=edges)
+
+    def fill(self, body: memoryview) -> int:
+        return 0
+
+
+def answer(part: Answered, certificate: dict[int, list]) -> Request:
+    request = Request(None, None, 0)
+    request.part, request.body = part, memoryview(encode_json(certificate))
+    return request
+
+
+def test_a_certificate_says_of_two_answers_what_both_have() -> None:
+    """Rows of places 0 to 5 came before the shards were merged; those behind with the answer of the merged shard."""
+    before = answer(Answered(0, 3, 6, 9), {0: [[0, [[1, 4, 0], [2, 7, 1]]]], 1: [[3, [[1, 4, 1]]]]})
+    merged = answer(Answered(0, 9), {0: [[0, [[1, 5, 0], [2, 7, 0]]], [3, [[1, 5, 0], [2, 8, 0]]], [6, [[2, 8, 0]]]]})
+    for requests in ([before, merged], [merged, before]):
+        certificate = Certificate.read(requests)
+        assert certificate.edges == (0, 3, 6, 9)
+        assert certificate.shards == {0: {1: (4, 0), 2: (7, 0)}, 1: {1: (4, 1)}, 2: {2: (8, 0)}}
 
 
 def check_pauses() -> None:

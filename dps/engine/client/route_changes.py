@@ -9,7 +9,7 @@ from dps.engine.core.requests.part import Part
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import Route, decode
-from dps.errors import LeaseError, RequestTimeoutError, ServerGoneError
+from dps.errors import LeaseError, RequestTimeoutError, ServerGoneError, UnknownTableError
 
 __all__ = [
     "DOUBT_SECONDS",
@@ -97,17 +97,19 @@ def was_replaced(server: int, epoch: int, routes: Mapping[int, TableRoute], know
     return known.epoch != epoch and any(route.has_moved(server, owners) for route, owners in of_tables)
 
 
-def refused_by_leases(failed: Sequence[Request]) -> bool:
-    """Whether one of these requests was refused for a lease that is over.
+def refused_by_leases(requests: Sequence[Request], retried: Callable[[Request], bool]) -> bool:
+    """Whether one of these requests was refused for a lease that is over, and the controller need not be asked.
 
-    Others have failed then because the server has closed their connection, too. All these channels are closed, so that
-    nothing overtakes what is sent again.
+    Others that are `retried` have failed then because the server has closed their connection, too. All these channels
+    are closed, so that nothing overtakes what is sent again. If a server does not know the table, only the controller
+    can tell whether another one has taken its place.
     """
+    failed = [request for request in requests if retried(request)]
     refused = any(isinstance(request.error, LeaseError) for request in failed)
     for request in failed if refused else ():
         if request.channel is not None:  # it could be sent
             request.channel.close()
-    return refused
+    return refused and not any(isinstance(request.error, UnknownTableError) for request in requests)
 
 
 def has_tried(setbacks: int, seconds: float) -> bool:

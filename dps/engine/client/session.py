@@ -358,7 +358,7 @@ class ClientSession:
         """
         requests = [request for pending in self._open for request in pending.requests]
         has_tried = route_changes.has_tried(self._setbacks, self.now() - self._set_back_at)
-        if route_changes.refused_by_leases([request for request in requests if self._retried(request)]):
+        if route_changes.refused_by_leases(requests, self._retried):
             if has_tried:
                 self.renew_route()
         elif insists or has_tried or not route_changes.broke_off(requests):

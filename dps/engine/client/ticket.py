@@ -94,7 +94,10 @@ class Certificate:
         shards: dict[int, dict[int, tuple[int, int]]] = {}
         for first, end, ops in found:
             last = {origin: (clock, seq) for origin, clock, seq in ops}
-            shards |= dict.fromkeys(range(ordered.index(first), ordered.index(end)), last)
+            for place in range(ordered.index(first), ordered.index(end)):
+                # Of two answers with rows from there, or of which one was of a shard that was merged, the older counts.
+                known = shards.get(place, last)
+                shards[place] = {origin: min(last[origin], known[origin]) for origin in last.keys() & known.keys()}
         return cls(shards, tuple(ordered))
 
 
