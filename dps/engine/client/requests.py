@@ -100,9 +100,10 @@ class TableTerms:
         half = is_half(spec.dtype)  # whose sums are rounded once if they are summed here, and else after each addition
         sums = at_once and (spec.optimizer.repeats == "sum" or (half and spec.optimizer.repeats == "any"))
         self.clocked = clocked
+        # Pulls are cut as pushes are where these name the lists of pulls.
+        most = MOST_PUSHED_KEYS if spec.wire.lists and clocked else MOST_PULLED_KEYS
         self.pull, self.certified = (
-            Terms(*parts, frames.PULL, flag, False, True, False, MOST_PULLED_KEYS, clocked)
-            for flag in (0, frames.CERTIFICATE)
+            Terms(*parts, frames.PULL, flag, False, True, False, most, clocked) for flag in (0, frames.CERTIFICATE)
         )
         wide = route.wide_form, epoch, min(chunk, MOST_BYTES)
         self.born = Terms(*wide, frames.PULL, frames.BORN, False, True, False, MOST_PULLED_KEYS)

@@ -99,8 +99,9 @@ cdef class KeyLists:
         made.numbers = <int64_t *> malloc(nbytes + 1)
         if made.numbers == NULL:
             raise MemoryError
-        memcpy(made.numbers, counts, 8 * shards)
-        memcpy(made.numbers + shards, keys, 8 * count)
+        if nbytes > 0:  # else the pointers may be NULL
+            memcpy(made.numbers, counts, 8 * shards)
+            memcpy(made.numbers + shards, keys, 8 * count)
         made.table, made.first, made.shards, made.count, made.hash = table, first, shards, count, None
         while self.nbytes + taken > most_bytes:
             self._drop(next(iter(self._lists)))
