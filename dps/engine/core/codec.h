@@ -53,35 +53,33 @@ static inline uint16_t dps_down_bfloat16(float x) {
 
 /* The least and the greatest number of a row; whether all of them are finite. */
 static inline int dps_bounds(const float *row, int64_t dim, float *least, float *greatest) {
-    float low[DPS_LANES], high[DPS_LANES], odd[DPS_LANES]; /* odd: NaN where a number times zero is not zero */
+    float low[4], high[4], odd[4]; /* odd: NaN where a number times zero is not zero */
     int64_t j = 0;
-    for (int k = 0; k < DPS_LANES; k++) {
+    for (int k = 0; k < 4; k++) {
         low[k] = high[k] = row[0];
         odd[k] = 0;
     }
-    for (; j + DPS_LANES <= dim; j += DPS_LANES) {
-        for (int k = 0; k < DPS_LANES; k++) {
+    for (; j + 4 <= dim; j += 4) {
+        for (int k = 0; k < 4; k++) {
             const float x = row[j + k];
             low[k] = x < low[k] ? x : low[k];
             high[k] = x > high[k] ? x : high[k];
             odd[k] += x * 0.0f;
         }
     }
-    for (int k = 0; j < dim; j++, k++) {
+    for (; j < dim; j++) {
         const float x = row[j];
-        low[k] = x < low[k] ? x : low[k];
-        high[k] = x > high[k] ? x : high[k];
-        odd[k] += x * 0.0f;
+        low[0] = x < low[0] ? x : low[0];
+        high[0] = x > high[0] ? x : high[0];
+        odd[0] += x * 0.0f;
     }
-    for (int width = DPS_LANES / 2; width > 0; width /= 2) {
-        for (int k = 0; k < width; k++) {
-            low[k] = low[k + width] < low[k] ? low[k + width] : low[k];
-            high[k] = high[k + width] > high[k] ? high[k + width] : high[k];
-            odd[k] += odd[k + width];
-        }
-    }
-    *least = dps_bounded(low[0]);
-    *greatest = dps_bounded(high[0]);
+    low[0] = low[1] < low[0] ? low[1] : low[0];
+    low[2] = low[3] < low[2] ? low[3] : low[2];
+    high[0] = high[1] > high[0] ? high[1] : high[0];
+    high[2] = high[3] > high[2] ? high[3] : high[2];
+    odd[0] += odd[1] + (odd[2] + odd[3]);
+    *least = low[2] < low[0] ? low[2] : low[0];
+    *greatest = high[2] > high[0] ? high[2] : high[0];
     return odd[0] == 0;
 }
 
@@ -98,17 +96,30 @@ static inline float dps_rounding(uint32_t seed, int64_t j, int draws) {
 static inline void dps_encode_row(const float *row, int64_t dim, uint32_t seed, int draws, uint8_t *out) {
     float least, greatest;
     const int finite = dps_bounds(row, dim, &least, &greatest);
-    const uint16_t zero = dps_down_bfloat16(least + 0.0f); /* adding 0 makes +0 of -0 */
+    const uint16_t zero = dps_down_bfloat16(dps_bounded(least) + 0.0f); /* adding 0 makes +0 of -0 */
     const float base = dps_widen_bfloat16(zero);
-    const uint16_t scale = finite ? dps_up_bfloat16((greatest - base) / 255 + 0.0f) : 0x7FC0;
+    const uint16_t scale = finite ? dps_up_bfloat16((dps_bounded(greatest) - base) / 255 + 0.0f) : 0x7FC0;
     const float step = dps_widen_bfloat16(scale), inverse = step > 0 ? 1 / step : 0;
     memcpy(out, &scale, 2);
     memcpy(out + 2, &zero, 2);
     out += DPS_BYTES_HEAD;
-    for (int64_t j = 0; j < dim; j++) {
-        const float place = finite ? (dps_bounded(row[j]) - base) * inverse + dps_rounding(seed, j, draws) : 0;
-        const float low = place > 0 ? place : 0;
-        out[j] = (uint8_t)(int32_t)(low < 255 ? low : 255);
+    if (!finite || dps_bounded(least) != least || dps_bounded(greatest) != greatest) { /* hardly ever */
+        for (int64_t j = 0; j < dim; j++) {
+            const float place = finite ? (dps_bounded(row[j]) - base) * inverse + dps_rounding(seed, j, draws) : 0;
+            out[j] = (uint8_t)(int32_t)(place < 255 ? place : 255);
+        }
+        return;
+    }
+    int64_t j = 0;
+    for (; j + DPS_LANES <= dim; j += DPS_LANES) {
+        for (int k = 0; k < DPS_LANES; k++) {
+            const float place = (row[j + k] - base) * inverse + dps_rounding(seed, j + k, draws); /* 0 or more */
+            out[j + k] = (uint8_t)(int32_t)(place < 255 ? place : 255);
+        }
+    }
+    for (; j < dim; j++) {
+        const float place = (row[j] - base) * inverse + dps_rounding(seed, j, draws);
+        out[j] = (uint8_t)(int32_t)(place < 255 ? place : 255);
     }
 }
 

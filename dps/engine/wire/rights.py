@@ -121,7 +121,7 @@ def allowed(rights: Rights, role: str, kind: int, flags: int) -> bool:
 
     >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.RULE_ADD)
     True
-    >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.CONTROL)
+    >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.MORE)
     False
     """
     return flags in rights.get(role, {}).get(kind, ())

@@ -431,7 +431,8 @@ cdef class Call:
     cdef int name(self, Leg *leg, KeyLists lists) except -1:
         """Choose how a leg names its keys on a connection with these lists; None: by themselves."""
         cdef int64_t shards = leg.end - leg.first, count = leg.b - leg.a, number
-        cdef const int64_t *counts, *keys = self.keys + leg.a
+        cdef const int64_t *keys = self.keys + leg.a
+        cdef const int64_t *counts
         leg.naming = AS_KEYS
         if lists is None or not leg.lists or count < LEAST_LISTED:
             return 0
@@ -470,9 +471,8 @@ cdef class Call:
         if self.rows == NULL:
             leg.laid = leg.b
             return True
-        if leg.pushed != AS_IS:
-            n = min(n, most)
         if self.order == NULL or self.taken:
+            n = n if leg.pushed == AS_IS else min(n, most)
             rows = self.rows + leg.laid * row
         else:
             n = min(n, most)
