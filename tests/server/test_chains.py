@@ -151,5 +151,5 @@ WRONG = [
 )
 def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
     put_variant(monkeypatch, ("service", "forwards", "answers"), old, new)
-    with pytest.raises((AssertionError, DPSError)):  # by few of all seeds, 433 among them
-        collections.deque(map(play, range(430, 490)), maxlen=0)
+    with pytest.raises((AssertionError, DPSError)):  # by few of all seeds, 69, 110 and 176 among them
+        collections.deque(map(play, range(60, 180)), maxlen=0)
