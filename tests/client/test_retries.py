@@ -631,10 +631,12 @@ def test_a_table_that_a_server_does_not_know_is_asked_of_the_controller() -> Non
 
 
 class Answered:
-    """The part of a certified pull, whose answer has no rows before its certificate."""
+    """A part of a certified pull of rows of a dense table, whose answer has no rows before its certificate."""
 
-    def __init__(self, *edges: int):
-        self.shard_map = SimpleNamespace(edges=edges)
+    keys = None
+
+    def __init__(self, *edges: int, span: tuple[int, int]):
+        self.shard_map, self.span = SimpleNamespace(edges=edges), span
 
     def fill(self, body: memoryview) -> int:
         return 0
@@ -647,13 +649,18 @@ def answer(part: Answered, certificate: dict[int, list]) -> Request:
 
 
 def test_a_certificate_says_of_two_answers_what_both_have() -> None:
-    """Rows of places 0 to 5 came before the shards were merged; those behind with the answer of the merged shard."""
-    before = answer(Answered(0, 3, 6, 9), {0: [[0, [[1, 4, 0], [2, 7, 1]]]], 1: [[3, [[1, 4, 1]]]]})
-    merged = answer(Answered(0, 9), {0: [[0, [[1, 5, 0], [2, 7, 0]]], [3, [[1, 5, 0], [2, 8, 0]]], [6, [[2, 8, 0]]]]})
-    for requests in ([before, merged], [merged, before]):
-        certificate = Certificate.read(requests)
-        assert certificate.edges == (0, 3, 6, 9)
-        assert certificate.shards == {0: {1: (4, 0), 2: (7, 0)}, 1: {1: (4, 1)}, 2: {2: (8, 0)}}
+    """Rows 0 to 5 came before the shards were merged; those behind with the answers of the merged shard, of which that
+    for row 6 came first. A pull that was cut into chunks has asked twice for rows 7 and 8."""
+    before = answer(Answered(0, 3, 6, 9, span=(0, 6)), {0: [[0, [[1, 4, 0], [2, 7, 1]]]], 1: [[3, [[1, 4, 1]]]]})
+    ends = [[0, [[1, 5, 0], [2, 7, 1]]], [3, [[1, 5, 0]]]]
+    first = answer(Answered(0, 9, span=(6, 7)), {0: [*ends, [6, [[2, 8, 0]]], [7, [[2, 8, 0]]]]})
+    later = answer(Answered(0, 9, span=(7, 9)), {0: [*ends, [6, [[2, 9, 0]]], [7, [[1, 6, 0], [2, 9, 0]]]]})
+    again = answer(Answered(0, 9, span=(7, 9)), {0: [*ends, [6, [[2, 9, 1]]], [7, [[2, 9, 1], [3, 0, 0]]]]})
+    for requests in itertools.permutations([before, first, later, again]):
+        certificate = Certificate.read(list(requests))
+        assert certificate.edges == (0, 3, 6, 7, 9)
+        ops = [{1: (4, 0), 2: (7, 1)}, {1: (4, 1)}, {2: (8, 0)}, {2: (9, 0)}]
+        assert certificate.shards == dict(enumerate(ops))
 
 
 def check_pauses() -> None:

@@ -179,10 +179,13 @@ class ExpectedTable:
                 )
         return there
 
-    def certify(self, keys: np.ndarray, rows: np.ndarray, certificate: Certificate, origins: dict[int, int]) -> None:
+    def certify(
+        self, keys: np.ndarray, rows: np.ndarray, certificate: Certificate, origins: dict[int, int], merges: bool
+    ) -> None:
         """Assert that the rows hold exactly the ops that the certificate names, except for excused losses.
 
-        `origins`: author -> origin, of the authors that are checked.
+        `origins`: author -> origin, of the authors that are checked. Where shards may have been merged, a row may hold
+        more, because the certificate of a merged shard says what two answers with rows of it have in common.
         """
         shard_of = self.shards_of(certificate.edges)
         for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
@@ -191,6 +194,7 @@ class ExpectedTable:
                 certified = self.up_to(author, last.get(origin, (-1, -1))) & self.touched[key][author]
                 if certified != row[author]:
                     certified &= row[author] | ~self.excused(shard, author)
+                    certified |= row[author] if merges else 0
                 assert certified == row[author], (
                     f"key {key} of {self.name!r}: {row[author]:b} of author {author}, not {certified:b}"
                 )
@@ -500,7 +504,7 @@ class Attempt:
         rows, certificate = self.caller.pull_certified(act.table.name, self._where(act))
         rows = self._rows(rows)
         act.table.check(f"a pull{self._when}", act.keys, rows, least)
-        act.table.certify(act.keys, rows, certificate, self.expected.origins())
+        act.table.certify(act.keys, rows, certificate, self.expected.origins(), self.expected.merges)
 
     def _meet(self, act: Act) -> None:
         clock = self.caller.clock

@@ -108,13 +108,16 @@ class DeletingTable(ExpectedTable):
         """Nothing: a deletion takes an op from some of its rows."""
         return {}
 
-    def certify(self, keys: np.ndarray, rows: np.ndarray, certificate: Any, origins: dict[int, int]) -> None:
+    def certify(
+        self, keys: np.ndarray, rows: np.ndarray, certificate: Any, origins: dict[int, int], merges: bool
+    ) -> None:
         shard_of = self.shards_of(certificate.edges)
         for key, row in zip(keys, rows, strict=True):
             last = certificate.shards[shard_of[int(key)]]
             least, most = [0] * len(self.seqs), list(self.issued)
             for author, origin in origins.items():
-                least[author] = most[author] = self.up_to(author, last.get(origin, (-1, -1)))
+                least[author] = self.up_to(author, last.get(origin, (-1, -1)))
+                most[author] = most[author] if merges else least[author]
             self.check("a certified pull", key[None], row[None], least, most)
 
     def close(self, client: Any, rows: np.ndarray) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from dps.engine.core.requests.part import Part
 from dps.engine.wire.channel import Request
 from dps.engine.wire.frames import decode_json
 from dps.errors import DPSError
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from distributed import Security
 
 __all__ = ["Certificate", "Pending", "R", "SentCall", "Ticket"]
+
+Last = dict[int, tuple[int, int]]  # by origin, its last op: clock and number
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
@@ -62,7 +66,7 @@ class Certificate:
     edges : tuple of int
         Where the shards of the table began then, and the end, because shards may be split: rows of a dense table, slots
         of hashes of a keyed one. Shards that were merged shortly before count as several, where these have different
-        ops.
+        ops. Of a shard that was merged during the pull, it names the ops that all of its rows have.
 
     Examples
     --------
@@ -82,23 +86,41 @@ class Certificate:
     @classmethod
     def read(cls, requests: list[Request]) -> Certificate:
         """From the answers to a certified pull, whose values are put where they belong."""
-        found: list[tuple[int, int, list[list[int]]]] = []  # first place, end, and the last ops there
+        found: list[tuple[Part, int, int, Last]] = []  # of places from the first one to the end, the last ops there
         edges: set[int] = set()
         for request in requests:
-            rows, of_table = request.call_part.fill(request.body), request.call_part.shard_map.edges
+            part = request.call_part
+            rows, of_table = part.fill(request.body), part.shard_map.edges
             edges.update(of_table)
             for shard, parts in decode_json(bytes(request.body[rows:])).items():
                 ends = [*(first for first, _ in parts[1:]), of_table[int(shard) + 1]]
-                found += [(first, end, ops) for (first, ops), end in zip(parts, ends, strict=True)]
-        ordered = sorted(edges.union(first for first, _, _ in found))
-        shards: dict[int, dict[int, tuple[int, int]]] = {}
-        for first, end, ops in found:
-            last = {origin: (clock, seq) for origin, clock, seq in ops}
-            for place in range(ordered.index(first), ordered.index(end)):
-                # Of two answers with rows from there, or of which one was of a shard that was merged, the older counts.
-                known = shards.get(place, last)
-                shards[place] = {origin: min(last[origin], known[origin]) for origin in last.keys() & known.keys()}
+                for (first, ops), end in zip(parts, ends, strict=True):
+                    found.append((part, first, end, {origin: (clock, seq) for origin, clock, seq in ops}))
+        ordered = sorted(edges.union(first for _, first, _, _ in found))
+        number = {edge: n for n, edge in enumerate(ordered)}
+        said: dict[int, list[tuple[Part, Last]]] = {}  # by place, what answers say of it
+        for part, first, end, last in found:
+            for place in range(number[first], number[end]):
+                said.setdefault(place, []).append((part, last))
+        shards: dict[int, Last] = {}
+        for place, here in said.items():
+            if len(here) > 1:  # shards were merged meanwhile, so an answer speaks of rows that others have brought, too
+                here = [each for each in here if _has_rows(each[0], *ordered[place : place + 2])] or here
+            shards[place] = functools.reduce(_both, (last for _, last in here))
         return cls(shards, tuple(ordered))
+
+
+def _has_rows(part: Part, first: int, end: int) -> bool:
+    """Whether a part of a pull asks for rows in these places."""
+    if part.keys is None:
+        return part.span[0] < end and part.span[1] > first
+    places = part.shard_map.places(part.keys)
+    return bool(((places >= first) & (places < end)).any())
+
+
+def _both(one: Last, other: Last) -> Last:
+    """The last ops that rows of two answers have: the older ones, because some rows may have no more."""
+    return {origin: min(one[origin], other[origin]) for origin in one.keys() & other.keys()}
 
 
 class Sender(Protocol):
