@@ -86,7 +86,7 @@ class Certificate:
     @classmethod
     def read(cls, requests: list[Request]) -> Certificate:
         """From the answers to a certified pull, whose values are put where they belong."""
-        found: list[tuple[Part, int, int, Last]] = []  # of places from the first one to the end, the last ops there
+        found: list[tuple[Part, int, int, Last]] = []  # each answer's last ops at the places from first to end - 1
         edges: set[int] = set()
         for request in requests:
             part = request.call_part

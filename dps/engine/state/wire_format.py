@@ -102,7 +102,7 @@ AUTO = Wire("bfloat16", "bfloat16", local=False, lists=True)
 
 
 def wire_of(wire: Wire | str | None) -> Wire:
-    """What ``wire=`` of :meth:`dps.ParameterServer.table` stands for.
+    """The Wire that ``wire=`` of :meth:`dps.ParameterServer.table` stands for; None means that all travels as it is.
 
     >>> wire_of("auto").between(same_machine=True), wire_of(None).asks
     ((0, 0, False), False)

@@ -45,7 +45,7 @@ class TableMeter(TableCounters):
 
     def __init__(self, shards: int, row_bytes: int, narrow_bytes: int = 0):
         super().__init__(shards)
-        self.row_bytes, self.narrow_bytes = row_bytes, narrow_bytes  # of a row as it is, and as narrow pulls have it
+        self.row_bytes, self.narrow_bytes = row_bytes, narrow_bytes  # a row has these in the table and in a narrow pull
         self.rows = self.nbytes = 0  # the table's size, as measured last
         self.turnover: Turnover | None = None
         self.reported: tuple[object, ...] = ()  # the counts in the last report; () makes the next report complete

@@ -44,7 +44,7 @@ class RoleConnection(Protocol):
     """A connection that a peer has opened: see :class:`dps.engine.wire.connection.Connection`."""
 
     party: object  # for the role's own use: the trainer or server behind the connection
-    key_lists: KeyLists  # that the peer's requests name by their numbers
+    key_lists: KeyLists  # the lists of keys that the peer's requests name by numbers
 
     @property
     def session(self) -> str | None:

@@ -126,7 +126,7 @@ def is_own_address(host: str) -> bool:
     with contextlib.suppress(OSError, UnicodeError):
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(address)  # which sends nothing: the system chooses the address from which it would
+            sock.connect(address)  # UDP sends nothing here, but the system chooses an own address
             return str(sock.getsockname()[0]) == str(address[0])
     return False
 

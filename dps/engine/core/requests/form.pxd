@@ -12,7 +12,7 @@ cdef class Form:
     cdef bint finite
     cdef readonly ShardMap shard_map
     cdef int64_t *edges  # first shard and end, run after run
-    cdef int *codecs  # of what is pulled, and of what is pushed, run after run
+    cdef int *codecs  # each run has two: that of rows that are pulled, and that of rows that are pushed
     cdef bint *lists  # whether lists of keys are named by numbers, run after run
 
 

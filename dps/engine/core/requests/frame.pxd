@@ -31,8 +31,8 @@ cdef enum:  # the beginning of a header, its bytes, kinds of frames and their fl
     ANSWER = 8
     CERTIFICATE = 16
     CONTROL = 32
-    NARROW = 32  # of PULL and PUSH
-    LIST = 64  # of PULL and PUSH
+    NARROW = 32  # a flag of PULL and PUSH only: values travel as the table's `wire` says
+    LIST = 64  # a flag of PULL and PUSH only: the keys are a list that both ends keep
 
 
 cdef inline void begin_answer(const dps_header *head, char *out, int64_t size) noexcept:

@@ -9,7 +9,7 @@ cdef enum:
 
 cdef class KeyList:
     cdef uint32_t table
-    cdef int64_t first, shards, count  # of keys
+    cdef int64_t first, shards, count  # the first shard, how many shards, and how many keys
     cdef int64_t *numbers  # a count for each shard, then the keys
     cdef object hash
     cdef bint is_of(self, uint32_t table, int64_t first, int64_t shards, const int64_t *keys, int64_t count) noexcept

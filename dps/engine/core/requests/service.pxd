@@ -27,7 +27,7 @@ cdef class Service:
     cdef Forwards _ops
     cdef object _clock, _holds_lease, _close_before, _refuse, _throttle, _fail
     cdef object _peer, _inbox  # of the frames that are being answered
-    cdef KeyList _list  # of the keys of the frame that is being answered
+    cdef KeyList _list  # the list that names the keys of the present frame, if one does
     cdef int64_t _whole  # bytes that all of their answers may take
     cdef bint _is_halted  # the peer has to wait
     cdef bint _has_changed  # a replica, in this step

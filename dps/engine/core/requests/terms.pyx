@@ -1,4 +1,4 @@
-"""What is the same for all calls of one kind to a table: see `call.pyx`."""
+"""Terms: the table, the kind of frame and the limits that all pulls, or all pushes, of a client to a table share."""
 
 from libc.stdint cimport int64_t
 
@@ -10,7 +10,7 @@ cdef enum:
 
 
 cdef class Terms:
-    """What is the same for all calls of one kind to a table.
+    """The form, limits and flags that all calls of one kind to a table share; `call.pyx` makes a call by them.
 
     Parameters
     ----------
