@@ -41,6 +41,7 @@ from dps.engine.deploy.local import LocalCluster
 from dps.engine.driver.lazy import end_run, map_partitions_with_ps
 from dps.engine.driver.parameter_server import ParameterServer
 from dps.engine.functions.definition import Function, function
+from dps.engine.state.caching import Cache
 from dps.engine.state.columns import Column
 from dps.engine.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
 from dps.engine.state.life import AdmitByCount, ExpireSmall, ExpireUnused
@@ -71,6 +72,7 @@ __all__ = [
     "Assign",
     "Batches",
     "BlockPartition",
+    "Cache",
     "Certificate",
     "Client",
     "Column",

@@ -1,5 +1,7 @@
 """Schedules of faults in which trainers are given rows that were pulled ahead: `check_ahead` checks what rows contain.
 
+`check_cached` has tables of which trainers keep rows.
+
 Trainer t counts in column t of the rows of its keys, which follow from the seed and its clock. So each row says how
 many of each trainer's changes it contains, and it is known how many there were before a clock.
 """
@@ -15,9 +17,10 @@ import numpy as np
 from fault_schedules import FaultSchedule, check_schedule
 from losses import Losses
 
+from dps import Cache
 from dps.testing import Simulation
 
-__all__ = ["check_ahead"]
+__all__ = ["check_ahead", "check_cached"]
 
 KEYS = 7
 WAYS = ("push", "push_async", "add", "handle", "mapping", "increment", "client")
@@ -37,6 +40,8 @@ class CountedRows:
         Share of the clocks at whose end the trainers meet.
     bounds : dict
         The staleness of each table that has one of its own.
+    read_too : list of str
+        The tables that are read as well at each clock, in one way or another.
     """
 
     def __init__(
@@ -49,12 +54,15 @@ class CountedRows:
         ahead: int,
         barriers: float,
         bounds: dict[str, int],
+        read_too: list[str],
     ):
-        self.bounds = bounds
+        self.bounds, self.read_too = bounds, read_too
+        self.begun_again: set[int] = set()
         self.tables, self.trainers, self.clocks = tables, trainers, clocks
         self.staleness, self.ahead, self.seed = staleness, ahead, seed
         draw = random.Random(f"barriers {seed}")
         self.meetings = {clock for clock in range(clocks) if draw.random() < barriers}
+        self._counts = {table: self._counted(table) for table in tables}
 
     def draw(self, trainer: int, clock: int) -> random.Random:
         """What a trainer does at a clock is the same in each attempt."""
@@ -76,14 +84,21 @@ class CountedRows:
 
     def counted(self, table: str, clocks: list[float]) -> np.ndarray:
         """[KEYS, trainers]: how often each trainer has changed each row before a clock of its own."""
-        counts = np.zeros((KEYS, self.trainers), np.int64)
-        for trainer, end in enumerate(clocks):
-            for clock in range(int(max(0, min(end, self.clocks)))):
-                np.add.at(counts[:, trainer], self.changes(trainer, clock)[table].astype(int), 1)
-        return counts
+        ends = np.clip(clocks, 0, self.clocks).astype(int)
+        return self._counts[table][ends, :, np.arange(self.trainers)].T
+
+    def _counted(self, table: str) -> np.ndarray:
+        """[clocks + 1, KEYS, trainers]: the same before each clock."""
+        counts = np.zeros((self.clocks + 1, KEYS, self.trainers), np.int64)
+        for trainer in range(self.trainers):
+            for clock in range(self.clocks):
+                np.add.at(counts[clock + 1, :, trainer], self.changes(trainer, clock)[table].astype(int), 1)
+        return counts.cumsum(axis=0)
 
     def train(self, trainer: Any, partitions: list[list[int]]) -> None:
         """The training function."""
+        if trainer.attempt:
+            self.begun_again.add(trainer.number)
         met = 0  # the clock before which all trainers have met
         for clock, rows in trainer.iterate(
             partitions, pull=lambda clock: self.wanted(trainer.number, clock), ahead=self.ahead
@@ -95,28 +110,34 @@ class CountedRows:
                 ids = wanted[table]
                 assert each.keys[each.codes].tolist() == ids.tolist()
                 values = each.values.reshape(len(each.keys), self.trainers)
-                self.check(trainer, table, each.keys, values, met)
+                self.check(trainer, table, each.keys, values, met, clock)
                 values[:] = -1  # the rows belong to the batch
-            self.read(trainer, met)
-            self.change(trainer, clock)
+            self.read(trainer, met, clock)
+            way = self.change(trainer, clock)
+            if way != "increment":  # which is kept until the tick
+                self.read(trainer, met, clock + 1)
             if clock in self.meetings:
                 trainer.barrier()
                 met = clock + 1
 
-    def check(self, trainer: Any, table: str, keys: np.ndarray, values: np.ndarray, met: int) -> None:
-        """Rows [m, trainers] contain all that was promised at the trainer's clock, and all that it has changed before
-        this clock; all trainers have met before clock `met`."""
+    def check(self, trainer: Any, table: str, keys: np.ndarray, values: np.ndarray, met: int, own: int) -> None:
+        """Rows [m, trainers] contain all that was promised at the trainer's clock, and exactly what it has changed
+        itself before clock `own`; all trainers have met before clock `met`."""
         clock = trainer.clock
         bound = min(self.staleness, self.bounds.get(table, math.inf))
         least: list[float] = [max(met, clock - bound)] * self.trainers
-        least[trainer.number] = clock
+        least[trainer.number] = own
         expected = self.counted(table, least)[keys]
         assert (values >= expected).all(), f"{table} {keys}: {values} at clock {clock}, not {expected}"
+        most = self.counted(table, [math.inf] * self.trainers)[keys]
+        if trainer.number not in self.begun_again:  # else the other attempt may have come further
+            most[:, trainer.number] = expected[:, trainer.number]
+        assert (values <= most).all(), f"{table} {keys}: {values} at clock {clock}, which is more than {most}"
 
-    def read(self, trainer: Any, met: int) -> None:
-        """Read all rows of a table that has a staleness of its own, in one way or another."""
-        draw = random.Random(f"read {self.seed} {trainer.number} {trainer.clock}")
-        for table in self.bounds:
+    def read(self, trainer: Any, met: int, own: int) -> None:
+        """Read all rows of some tables, in one way or another."""
+        draw = random.Random(f"read {self.seed} {trainer.number} {own}")
+        for table in self.read_too:
             keys, trainer_pulls = np.arange(KEYS), (trainer.pull, trainer.client.pull)
             way = draw.choice(("pull", "client", "async", "several", "answer", None))
             if way in ("pull", "client"):
@@ -129,10 +150,10 @@ class CountedRows:
                 rows = trainer.push_pull(table, keys, np.zeros((KEYS, self.trainers)[: 1 + (self.trainers > 1)], int))
             else:
                 continue
-            self.check(trainer, table, keys, rows.reshape(KEYS, self.trainers), met)
+            self.check(trainer, table, keys, rows.reshape(KEYS, self.trainers), met, own)
 
-    def change(self, trainer: Any, clock: int) -> None:
-        """Push what the trainer changes at this clock, in one way or another."""
+    def change(self, trainer: Any, clock: int) -> str:
+        """Push what the trainer changes at this clock, in one way or another; in which."""
         draw = self.draw(trainer.number, clock + 1000)
         changes = {}
         for table, keys in self.changes(trainer.number, clock).items():
@@ -143,7 +164,7 @@ class CountedRows:
         way = draw.choice(WAYS)
         if way == "mapping":
             trainer.push_async(changes)
-            return
+            return way
         for table, (keys, values) in changes.items():
             if way == "handle":
                 trainer.table(table).push(keys, values)
@@ -151,6 +172,7 @@ class CountedRows:
                 getattr(trainer.client if way == "client" else trainer, "push" if way == "client" else way)(
                     table, keys, values
                 )
+        return way
 
 
 def count_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
@@ -164,9 +186,30 @@ def count_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None
         own = bounds.get(table)
         sim.table(table, schedule.trainers, rows=rows, dtype="int64", shards=shards, staleness=own)
     options = schedule.clocks, schedule.staleness, draw.choice((0, 1, 1, 2, 3)), draw.choice((0.0, 0.0, 0.3))
-    program = CountedRows(schedule.seed, tables, schedule.trainers, *options, bounds)
+    program = CountedRows(schedule.seed, tables, schedule.trainers, *options, bounds, list(bounds))
     data = [list(range(schedule.clocks))] * schedule.trainers
     sim.run(program.train, data, staleness=schedule.staleness)
+    sim.rest()
+    for table in tables:
+        counts = program.counted(table, [math.inf] * schedule.trainers)
+        assert sim.client().pull(table, np.arange(KEYS)).reshape(counts.shape).tolist() == counts.tolist()
+
+
+def count_cached_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
+    """The same with tables of which the trainers of a process keep rows: few, so that some go, or all."""
+    draw = random.Random(f"cached {schedule.seed}")
+    tables, bounds = ["a", "b"], {}
+    for table in tables:
+        rows, shards = draw.choice(((None, 1), (None, 4), (KEYS, 1), (KEYS, 3)))
+        own = draw.choice((None, None, 0, 1))
+        bounds |= {} if own is None else {table: own}
+        cache = Cache(draw.choice((200, 400, "1 MB", "1 MB")), age=draw.choice((None, None, 60.0, 0.01)))
+        sim.table(table, schedule.trainers, rows=rows, dtype="int64", shards=shards, staleness=own, cache=cache)
+    options = schedule.clocks, schedule.staleness, draw.choice((0, 1, 2)), draw.choice((0.0, 0.0, 0.3))
+    program = CountedRows(schedule.seed, tables, schedule.trainers, *options, bounds, tables)
+    data = [list(range(schedule.clocks))] * schedule.trainers
+    threads = draw.choice((1, 2, schedule.trainers))
+    sim.run(program.train, data, staleness=schedule.staleness, threads=threads)
     sim.rest()
     for table in tables:
         counts = program.counted(table, [math.inf] * schedule.trainers)
@@ -182,3 +225,8 @@ def draw_schedule(seed: int) -> FaultSchedule:
 def check_ahead(seed: int) -> str:
     """Run one schedule with rows that are pulled ahead: see :func:`check_schedule`."""
     return check_schedule(seed, count_rows, draw_schedule)
+
+
+def check_cached(seed: int) -> str:
+    """Run one schedule with tables of which trainers keep rows: see :func:`check_schedule`."""
+    return check_schedule(seed, count_cached_rows, draw_schedule)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from ahead_schedules import check_ahead
+from ahead_schedules import check_ahead, check_cached
 from verdicts import assert_caught, problems
 
+from dps.engine.client.cached_tables import CachedTables
+from dps.engine.client.row_cache import OpenPull, RowCache
 from dps.engine.training.participant import Participant
 from dps.engine.training.read_gate import ReadGate
 from dps.engine.training.rows_ahead import RowsAhead, SentPull, StaleRows
@@ -50,3 +52,39 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
     assert_caught(monkeypatch, WRONG[name], check_ahead, range(1500))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("part", range(8))
+def test_kept_rows_are_as_fresh_as_is_promised(part):
+    assert not problems(check_cached, SCHEDULES, part, parts=8)
+
+
+WRONG_CACHES = {
+    "rows are kept for a clock more": [(CachedTables, "pull", "clock + ahead - bound", "clock + ahead - bound - 1")],
+    "rows that are pulled ahead count for this clock": [(CachedTables, "pull", "clock + ahead", "clock")],
+    "a trainer does not see what it has changed": [
+        (RowCache, "change", "step(self._rows", "(lambda *some: 0)(self._rows")
+    ],
+    "a row is changed twice": [
+        (RowCache, "change", "step(self._rows", "[step(self._rows, places, values), step][1](self._rows")
+    ],
+    "rows that are changed while they are pulled are kept": [(OpenPull, "spoil", "|=", "&=")],
+    "rows are kept that another trainer changes meanwhile": [
+        (RowCache, "begin_pull", "pull.spoil(change.keys)", "pass")
+    ],
+    "the clock of the trainer that asks is that of all": [
+        (CachedTables, "pull", "level = self._standing.others_clock", "level = clock")
+    ],
+    "the cache does not know the staleness of a table": [(Participant, "bound_of", "is None", "is not None")],
+    "rows stay after a meeting": [(CachedTables, "forget", "cache.clear()", "pass")],
+    "the repeats of an earlier attempt are added": [
+        (CachedTables, "_begin_change", ".own.attempt", ".own.attempt < 0")
+    ],
+    "rows go to the wrong keys": [(RowCache, "_make_room", "self._remove(", "len(")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CACHES)
+def test_a_wrong_cache_is_caught(monkeypatch, name):
+    assert_caught(monkeypatch, WRONG_CACHES[name], check_cached, range(1500))

@@ -110,9 +110,9 @@ def test_complete_batches_are_not_pulled_for_when_a_trainer_is_run_again() -> No
 
 
 def calls_of(monkeypatch, train, data, staleness=0, **options) -> list[str]:
-    """The pulls of a client that a run has made: "pull", or "pull_async" ahead of the batch's time."""
+    """The pulls of a client that a run has made: "pull", or "pull_ahead" before the batch's time."""
     calls = []
-    for name in ("pull", "pull_async"):
+    for name in ("pull", "pull_ahead"):
         original = getattr(dps.Client, name)
 
         def noted(self, *args, original=original, name=name):
@@ -141,7 +141,7 @@ def test_when_rows_are_pulled_ahead(monkeypatch, staleness, trainers, on_time) -
 
     calls = calls_of(monkeypatch, train, [*range(6)] * trainers, staleness, trainers=trainers)
     assert [name for name, _ in calls].count("pull") == on_time
-    assert [name for name, _ in calls].count("pull_async") == 6 * trainers - on_time
+    assert [name for name, _ in calls].count("pull_ahead") == 6 * trainers - on_time
 
 
 def test_trainers_that_keep_up_pull_ahead(monkeypatch) -> None:
@@ -153,23 +153,23 @@ def test_trainers_that_keep_up_pull_ahead(monkeypatch) -> None:
 
     calls = calls_of(monkeypatch, train, [[*range(9)]] * 3, 2, trainers=3, compute=0.1)
     assert [name for name, _ in calls].count("pull") <= 13 < 27
-    assert ("pull_async", 0) in calls
+    assert ("pull_ahead", 0) in calls
 
 
 def test_only_stale_rows_are_pulled_again(monkeypatch) -> None:
     again = []
-    original = dps.Client.pull_async
+    original = dps.Client.pull_ahead
 
-    def noted(self, keys):
+    def noted(self, keys, clocks):
         again.append({table: each.tolist() for table, each in keys.items()})
-        return original(self, keys)
+        return original(self, keys, clocks)
 
     def train(trainer, partitions):
         for batch, rows in trainer.iterate(partitions, pull=lambda b: {"w": [b, b + 1, b + 2], "v": [b]}):
             trainer.push_async("w", [batch + 2, 77], [1.0, 1.0])
             assert rows["w"].values[rows["w"].codes].tolist() == [float(batch > 1), float(batch > 0), 0.0]
 
-    monkeypatch.setattr(dps.Client, "pull_async", noted)
+    monkeypatch.setattr(dps.Client, "pull_ahead", noted)
     with Simulation(0, servers=2, trainers=1) as sim:
         sim.table("w")
         sim.table("v")

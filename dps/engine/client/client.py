@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dps.engine.client.cached_tables import changing_all, send_changes
 from dps.engine.client.environment import Environment
 from dps.engine.client.forgotten import ForgottenKeys
 from dps.engine.client.functions import FunctionCaller
@@ -306,6 +307,10 @@ class Client(Verbs):
     def pull_async(self, table: object, keys: Keys = None, out: object = None, born: bool = False) -> object:
         return self._pull(table, keys, out, keep=True, born=born)
 
+    def pull_ahead(self, tables: Pulls[T], clocks: int) -> Pending[dict[T, np.ndarray]]:
+        """As :meth:`pull_async`, of rows for a clock that comes so many clocks after this one."""
+        return self._pull(tables, None, None, keep=True, ahead=clocks)  # type: ignore[return-value]
+
     @implements(Verbs.pull_certified)
     def pull_certified(self, table: object, keys: Keys = None) -> object:
         return self._pull(table, keys, None, certified=True).result()
@@ -382,7 +387,7 @@ class Client(Verbs):
         function, session = checked(function), self.session
         with session.lock:
             session.meter.begin(session.now())
-            with self._as_task() if function.changes else NOTHING:
+            with self._as_task() if function.changes else NOTHING, changing_all(session, function, name_of(table)):
                 try:
                     return self._functions.call(function, name_of(table), keys, arguments, self.rehearses, self.replays)
                 finally:
@@ -446,12 +451,20 @@ class Client(Verbs):
     # -- inside
 
     def _pull(
-        self, table: Any, keys: Keys, out: object, certified: bool = False, keep: bool = False, born: bool = False
+        self,
+        table: Any,
+        keys: Keys,
+        out: object,
+        certified: bool = False,
+        keep: bool = False,
+        born: bool = False,
+        ahead: int = 0,
     ) -> Pending[object]:
-        """A pull on its way. With `keep`, the caller may change the keys before the answer is here."""
+        """A pull on its way, for use so many clocks `ahead`. With `keep`, the caller may change the keys before the
+        answer is here."""
         several, session = isinstance(table, Mapping), self.session
         outs: Any = outs_of(out) if several else None
-        asked: list[Prepared | RangeScan] = []
+        asked: list[Prepared | RangeScan | Pending[object]] = []
         with session.lock:
             session.meter.begin(session.now())
             for each, named in table.items() if several else ((table, keys),):
@@ -464,13 +477,24 @@ class Client(Verbs):
                     asked.append(prepared_born(route, terms, session.acting, named, place))
                 elif isinstance(named, slice) and route.spec.keyed and column is None:
                     asked.append(prepared_scan(route.spec, named, place, certified))
+                elif (
+                    session.cached is not None and not certified and column is None and session.cached.has(route, named)
+                ):
+                    asked.append(session.cached.pull(route, terms, named, place, ahead))
                 else:
                     asked.append(
                         of_column(prepared_pull(route, terms, session.acting, named, place, certified), column)
                     )
             prepared = [each for each in asked if isinstance(each, Prepared)]
             calls = iter(on_their_way(session.send(prepared, keep), prepared, certified))
-            pending = [self._scans.send(each) if isinstance(each, RangeScan) else next(calls) for each in asked]
+            pending = [
+                self._scans.send(each)
+                if isinstance(each, RangeScan)
+                else each
+                if isinstance(each, Pending)
+                else next(calls)
+                for each in asked
+            ]
         return Pending.of_tables(dict(zip(table, pending, strict=True))) if several else pending[0]
 
     def _push(
@@ -515,7 +539,8 @@ class Client(Verbs):
                 if self.replays and not answered:
                     session.skip(prepared)
                     return Pending((), nothing)
-                sent = session.send(prepared, keep)
+                named_rows = [(route, some, given) for route, _, some, given, _ in changes]
+                sent = send_changes(session, named_rows, prepared, rule, keep)
         if several and not answered:
             return Pending(sent, nothing)
         pending = on_their_way(sent, prepared)

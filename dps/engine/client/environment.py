@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from dps.engine.client.row_cache import CacheShelf
 from dps.engine.client.ticket import Ticket
 from dps.engine.daskapi.processes import connecting_tls
 from dps.engine.telemetry.hosts import LoadReader, ThreadUsage, host_load, thread_usage
@@ -28,6 +29,7 @@ class Environment(Protocol):
     now: Callable[[], float]  # seconds, on a clock that only goes forward
     sleep: Callable[[float], None]
     probes: Probes  # counters of the processor: of the thread, and of the machine; empty for none
+    caches: CacheShelf  # rows that trainers of the process share
 
     def connect(
         self,
@@ -54,6 +56,7 @@ class ProcessEnvironment:
     """
 
     probes: Probes = thread_usage, host_load
+    caches = CacheShelf()
 
     def __init__(self, pool: Pool | None = None):
         self.now: Callable[[], float] = time.monotonic

@@ -15,7 +15,7 @@ from dps.engine.core.shards.rows import all_finite
 from dps.engine.state.dtypes import NARROW, REALS, is_half, narrowed, range_of
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.scan import LEAST_KEY, MOST_KEY
-from dps.errors import InputError, InputTypeError, NotFiniteError
+from dps.errors import InputError, InputTypeError, KeyRangeError, NotFiniteError
 
 __all__ = [
     "KeyRange",
@@ -23,6 +23,9 @@ __all__ = [
     "as_keys",
     "as_rows",
     "check_out",
+    "check_range",
+    "flat_keys",
+    "flat_rows",
     "of_named_columns",
     "row_shape",
     "split_sparse",
@@ -281,3 +284,30 @@ def _of_tensor(tensor: Any, table: str) -> tuple[tuple[np.ndarray, ...], np.ndar
     _check_tensor(tensor, f"table {table!r}: the keys")
     tensor = tensor.coalesce()
     return tuple(np.asarray(tensor.indices())), np.asarray(tensor.values())
+
+
+def flat_keys(spec: TableSpec, keys: object) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Keys, flat, and the shape in which they came; a slice, or None, means rows of a dense table."""
+    if keys is None or isinstance(keys, slice):
+        if spec.rows is None:
+            raise InputError(f"table {spec.name!r} is keyed: name the keys")
+        keys = np.arange(*(slice(None) if keys is None else keys).indices(spec.rows))
+    sparse = split_sparse(spec.name, spec, keys)
+    return as_keys(keys if sparse is None else sparse[0], spec.name)
+
+
+def flat_rows(spec: TableSpec, keys: object, values: object) -> tuple[np.ndarray, np.ndarray]:
+    """Keys, flat, and the values for them, [m, dim]; a sparse vector, or matrix, may stand for both."""
+    sparse = split_sparse(spec.name, spec, keys)
+    if sparse is not None:
+        keys, values = sparse[0], sparse[1] if values is None else values
+    if values is None:
+        raise InputError(f"table {spec.name!r}: a push takes keys and values; values are missing")
+    flat, shape = flat_keys(spec, keys)
+    check_range(spec, flat)
+    return flat, as_rows(values, shape, len(flat), spec)
+
+
+def check_range(spec: TableSpec, keys: np.ndarray) -> None:
+    if spec.rows is not None and len(keys) and not 0 <= keys.min() <= keys.max() < spec.rows:
+        raise KeyRangeError(f"table {spec.name!r} has rows 0 to {spec.rows - 1}, not {keys.min()} to {keys.max()}")

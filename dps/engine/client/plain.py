@@ -145,6 +145,8 @@ class PlainCalls:
         channels = None if route is None else session.connections(route)
         if route is None or channels is None or route.spec.bytes_width:  # bytes are made of rows beside a call
             return None
+        if route.spec.cache.nbytes and session.cached is not None:  # so are rows that the process keeps
+            return None
         table = self._tables[name] = PlainTable(route, channels, session, self._check_aggregate)
         return table
 

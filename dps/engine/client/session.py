@@ -28,6 +28,7 @@ from typing import TypeVar
 
 from dps import config
 from dps.engine.client import route_changes
+from dps.engine.client.cached_tables import CachedTables
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
 from dps.engine.client.reads import TableGate
@@ -86,6 +87,8 @@ class ClientSession:
     ----------
     gate : TableGate, optional
         Holds a trainer's reads back of tables that have a staleness of their own; None: no read waits.
+    cached : CachedTables, optional
+        A trainer's tables of which its process keeps rows; None: no table is read from a cache.
     acting : Origin
         The origin in whose name it makes ops at present.
     settled : dict of str to TableRoute
@@ -107,26 +110,24 @@ class ClientSession:
         self.lock = threading.RLock()
         self.polling = Polling(config.polling())  # of calls that go the plain way
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
-        self.patience = config.seconds("request")
+        self.patience, self._insisting = config.seconds("request"), config.seconds("connect")
         self.chunk, self.frame_limit = config.nbytes("chunk"), config.nbytes("frame")  # largest request and frame
         limit_kept(config.nbytes("results"))
         self.epoch, self.remedy = 0, ""  # of the route; the remedy is for lost rows
-        self.closed = False
         self.gate: TableGate | None = None
-        self.hangs_up = False  # whether closing ends the connection to the controller even where a pool would keep it
+        self.cached: CachedTables | None = None
+        self.closed = self.hangs_up = False  # `hangs_up`: closing ends the connection to the controller, pool or not
         self._closing = Once(f"closing a client of {ticket.session!r}")
         self._controller_channel: Channel | None = None
         self._channels: dict[int, Channel] = {}
         self._unreached: set[int] = set()  # servers to which no connection could be made
         self._servers: dict[int, tuple[str, int]] = {}
-        self._tables: dict[str, TableRoute] = {}
-        self.settled = self._tables
+        self.settled = self._tables = dict[str, TableRoute]()
         self._by_id: dict[int, TableRoute] = {}
         self._used: dict[int, TableSpec] = {}  # number -> table, of those that were called
         self._open: collections.deque[SentCall] = collections.deque()  # asynchronous calls on their way
         self._failed: list[SentCall] = []  # a push among them that failed
         self._most_open = config.count("limits.in-flight")
-        self._insisting = config.seconds("connect")
         self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
         self._setbacks, self._set_back_at = 0, 0.0  # recoveries since a call last went through; when the first was
         self._question = route_changes.RouteQuestion(self.now, self.sleep)

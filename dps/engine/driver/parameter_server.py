@@ -47,13 +47,14 @@ from dps.engine.driver.vocabularies import made_vocabulary
 from dps.engine.driver.worker_scaling import ScalableCluster, ServerWorkers, adapt_status, check_cluster
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
+from dps.engine.state.caching import Cache, cache_of
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
 from dps.engine.state.life import AdmitByCount, Expiry, life_of
 from dps.engine.state.names import check_name, table_name
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
-from dps.engine.state.partitioning import HashPartition, Partition, partition_of
+from dps.engine.state.partitioning import Partition, partition_of
 from dps.engine.state.wire_format import Wire, wire_of
 from dps.engine.telemetry.rebalance_report import RebalanceReport
 from dps.engine.telemetry.snapshot import Status
@@ -265,8 +266,7 @@ class ParameterServer:
                 return cls(client, servers, copies=copies, name=name, timeout=timeout)
             except NameInUseError:  # another process has started it since
                 self = cls.attach(client, name)
-        if self.copies != copies:
-            there = self.copies
+        if (there := self.copies) != copies:
             self.detach()
             raise NameInUseError(
                 f"parameter server {name!r} runs with copies={there}, not {copies}: ask for copies={there}, close it "
@@ -300,6 +300,7 @@ class ParameterServer:
         fixed_shards: bool = False,
         staleness: float | None = None,
         wire: Wire | str | None = None,
+        cache: Cache | str | int | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -384,6 +385,9 @@ class ParameterServer:
         wire : Wire or "auto", optional
             In which numbers rows of float32 travel between trainers and servers: :class:`dps.Wire`. ``"auto"``: in half
             the bytes (bfloat16) between machines, and as they are within one. By default as they are.
+        cache : Cache, int or str, optional
+            How many bytes of rows the trainers of a process keep, and so need not pull again while the staleness of
+            the run allows it: ``"64 MiB"``, or a :class:`dps.Cache`. By default none.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again, also when
@@ -412,10 +416,9 @@ class ParameterServer:
         copies = self.copies if copies is None else copies
         kept = config.count("limits.remembered-keys") if remember is True else remember or 0
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
-        placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
-        life, wired = life_of(expire, max_bytes, evict, admit, kept), wire_of(wire)
-        spec = dataclasses.replace(spec, partition=placed, life=life, fixed_shards=bool(fixed_shards), wire=wired)
-        spec = dataclasses.replace(spec, staleness=cast("int | None", staleness))
+        life, bound = life_of(expire, max_bytes, evict, admit, kept), cast("int | None", staleness)
+        spec = dataclasses.replace(spec, partition=partition_of(partition), life=life, staleness=bound)
+        spec = dataclasses.replace(spec, fixed_shards=bool(fixed_shards), wire=wire_of(wire), cache=cache_of(cache))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))

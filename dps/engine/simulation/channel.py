@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dps import config
 from dps.engine.client.client import Client
 from dps.engine.client.environment import Probes
+from dps.engine.client.row_cache import CacheShelf
 from dps.engine.client.ticket import Ticket
 from dps.engine.core.requests.exchange import Stream, Traffic
 from dps.engine.core.requests.part import Part
@@ -219,7 +220,8 @@ class SimEnvironment:
 
     probes: Probes = ()  # a simulation is the same on every machine
 
-    def __init__(self, network: Network, host: Party):
+    def __init__(self, network: Network, host: Party, caches: CacheShelf | None = None):
+        self.caches = caches or CacheShelf()
         self.now: Callable[[], float] = host.now
         self.sleep: Callable[[float], None] = host.sleep
         self._network, self._host = network, host
@@ -271,9 +273,10 @@ class SimTrainer(Trainer):
         incarnation: int,
         compute: float,
         leased: tuple[Sequence[object], Sequence[Sequence[int]]] | None = None,
+        caches: CacheShelf | None = None,
     ):
         self._host, self._compute = host, compute
-        environment = SimEnvironment(network, host)
+        environment = SimEnvironment(network, host, caches)
         participant = Participant(
             ticket, run, trainer, incarnation, host.name, environment=environment, leased=leased is not None
         )

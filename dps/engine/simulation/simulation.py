@@ -28,12 +28,13 @@ from dps.engine.simulation.schedulers import SimSchedulers
 from dps.engine.simulation.server import SECRET, SESSION
 from dps.engine.simulation.trainers import SimJob, SimTrainers
 from dps.engine.simulation.world import Party, StuckError, Task, World
+from dps.engine.state.caching import Cache, cache_of
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
 from dps.engine.state.life import AdmitByCount, Expiry, life_of
 from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
-from dps.engine.state.partitioning import HashPartition, Partition
+from dps.engine.state.partitioning import Partition, partition_of
 from dps.engine.state.wire_format import Wire, wire_of
 from dps.engine.telemetry.monitor import run_status
 from dps.engine.telemetry.rebalance_report import RebalanceReport
@@ -175,6 +176,7 @@ class Simulation:
         fixed_shards: bool = False,
         staleness: int | None = None,
         wire: Wire | str | None = None,
+        cache: Cache | str | int | None = None,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -183,11 +185,11 @@ class Simulation:
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, rows)
         dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
-        copies, placed = copies or self._copies, HashPartition() if partition is None else partition
+        copies = copies or self._copies
         spec = TableSpec(name, rows, dim, dtype, optimizer, init, aggregate, finite, shards, copies, ack)
         life, wired = life_of(expire, max_bytes, evict, admit, remember), wire_of(wire)
         spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards, staleness=staleness, wire=wired)
-        spec = dataclasses.replace(spec, partition=placed)
+        spec = dataclasses.replace(spec, partition=partition_of(partition), cache=cache_of(cache))
         return self._controller.create_table(spec, exist_ok)
 
     def split(self, table: str, shards: int | None = None, *, shard: int | None = None) -> TableSpec:
@@ -228,6 +230,7 @@ class Simulation:
         reassign: bool = False,
         resume: bool = False,
         warm_start: int = 0,
+        threads: int = 1,
     ) -> list[T | None]:
         """Train as :meth:`dps.ParameterServer.run` does, until all trainers have returned.
 
@@ -245,6 +248,8 @@ class Simulation:
             Go on at the clock of the checkpoint that was restored.
         warm_start : int
             The clock of trainer 0 at which the others begin.
+        threads : int
+            How many trainers of a process share the rows that it keeps (``cache=``).
 
         Returns
         -------
@@ -259,7 +264,7 @@ class Simulation:
             The run was not over after `timeout` virtual seconds.
         """
         shares = share([[]] * len(data), self._actors.names[: len(data)])
-        job = SimJob(lambda trainer, parts: function(trainer, parts, *args, **kwargs or {}), data, shares, reassign)
+        job = SimJob(function, data, shares, reassign, args, kwargs or {}, threads)
         bound = None if math.isinf(staleness) else int(staleness)
         job.number = self._controller.start_run(shares, bound, reassign, resume, warm_start)
         self._actors.begin(job)

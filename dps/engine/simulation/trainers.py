@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from dps.engine.client.row_cache import CacheShelf
 from dps.engine.client.ticket import Ticket
 from dps.engine.simulation.channel import SimTrainer
 from dps.engine.simulation.network import Network
@@ -24,13 +25,28 @@ T = TypeVar("T")
 
 
 class SimJob(Generic[T]):
-    """One call of `Simulation.run`: the function and data of its trainers, and their results."""
+    """One call of `Simulation.run`: the function and data of its trainers, and their results.
 
-    def __init__(self, function: Callable[..., T], data: Sequence[object], shares: list[list[int]], reassign: bool):
-        self.function = function
+    So many trainers, `threads`, are in one process as far as they share the caches of it. Where one of them is started
+    again, it is in a new process.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., T],
+        data: Sequence[object],
+        shares: list[list[int]],
+        reassign: bool,
+        args: tuple,
+        kwargs: dict[str, object],
+        threads: int,
+    ):
+        self.function, self.args, self.kwargs = function, args, kwargs
         self.data = data
         self.shares = shares
         self.reassign = reassign
+        processes = [CacheShelf() for _ in shares]
+        self.caches = [processes[number // threads] for number in range(len(shares))]  # by trainer
         self.number = 0
         self.attempts = [0] * len(shares)  # by trainer: the number of its last attempt
         self.results: list[T | None] = [None] * len(shares)
@@ -95,6 +111,7 @@ class SimTrainers:
 
     def _begin_again(self, job: SimJob, number: int, delay: float) -> None:
         job.attempts[number] += 1
+        job.caches[number] = CacheShelf()
         world = self._network.world
         world.at(world.now + delay, None, self._begin, job, number, job.attempts[number])
 
@@ -111,11 +128,12 @@ class SimTrainers:
                 attempt,
                 self._compute,
                 leased=(job.data, job.shares) if job.reassign else None,
+                caches=job.caches[number],
             )
             trainer.partition_numbers = list(job.shares[number])
             self._trainers.append(trainer)
             parts = [job.data[n] for n in job.shares[number]]
-            result = job.function(trainer, parts)
+            result = job.function(trainer, parts, *job.args, **job.kwargs)
             trainer.leave()
         except Exception as error:
             failure = error

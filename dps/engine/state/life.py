@@ -18,7 +18,7 @@ from dps.engine.state.recipes import Description, Recipe, converted, flag, from_
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["EVICT", "FLAG_BYTES", "MAX_GONE", "NEVER", "AdmitByCount", "ExpireSmall", "ExpireUnused", "Expiry"]
-__all__ += ["RowLife", "bytes_of", "bytes_within", "life_of", "record_columns", "rows_within"]
+__all__ += ["RowLife", "bytes_of", "bytes_within", "life_of", "record_columns", "rows_within", "seconds_of"]
 
 SPILL = "spill"
 EVICT = ("lru", "lfu", "norm", "refuse", SPILL)
@@ -47,8 +47,17 @@ def _measured(value: object, label: str, units: dict[str, float] | dict[str, int
     return float(found.group(1)) * (units[unit] if unit in units else units[unit.removesuffix("s")])
 
 
+def seconds_of(value: object, label: str) -> float:
+    """Seconds, from a number or a text.
+
+    >>> seconds_of("7 days", "after"), seconds_of("500 ms", "age")
+    (604800.0, 0.5)
+    """
+    return _measured(value, label, SECONDS, "'7 days' or '12 h'")
+
+
 def _seconds(value: object, label: str, default: object) -> float | None:
-    return None if value is None else _measured(value, label, SECONDS, "'7 days' or '12 h'")
+    return None if value is None else seconds_of(value, label)
 
 
 def bytes_of(value: object, label: str) -> int:

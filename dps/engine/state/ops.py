@@ -15,6 +15,7 @@ from dps.engine.core.shard_map import ShardMap
 from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.initializers import RowStart
 from dps.engine.core.shards.rows import all_finite
+from dps.engine.state.caching import Cache
 from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.engine.state.custom import Custom, custom
 from dps.engine.state.dtypes import DTYPES, MOST_FLOAT16, WHOLE, dtype_of, is_half, range_of
@@ -210,6 +211,8 @@ class TableSpec:
         its run allows.
     wire : Wire
         In which numbers rows travel between trainers and servers.
+    cache : Cache
+        How many rows the trainers of a process keep, and for how long.
     salt : int
         Mixed into the hashes by which servers look keys up, given by the controller: another one for each table, so
         that keys in the order in which one table is scanned have no order in another.
@@ -240,6 +243,7 @@ class TableSpec:
     edges: tuple[int, ...] = ()
     staleness: int | None = None
     wire: Wire = Wire()
+    cache: Cache = Cache()
     salt: int = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self):
@@ -301,6 +305,10 @@ class TableSpec:
             raise InputError(f"{where}: rows of float32 can travel by {self.wire!r}, and this table has {self.dtype}")
         if "int8" in (self.wire.pull, self.wire.push) and self.dim <= 4:
             raise InputError(f"{where}: int8 saves nothing of a row of {self.dim} beside bfloat16; use that")
+        if not isinstance(self.cache, Cache):
+            raise InputTypeError(f"{where}: cache is a dps.Cache, such as dps.Cache('64 MiB'), not {self.cache!r}")
+        if self.cache.nbytes and self.bytes_width:
+            raise InputError(f"{where} holds bytes of width {self.bytes_width}, and cache= keeps rows of numbers")
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
@@ -453,6 +461,7 @@ class TableSpec:
         if self.staleness is None:
             del plain["staleness"]
         plain.pop("wire") if not self.wire.asks else plain.update(wire=self.wire.to_dict())
+        plain.pop("cache") if not self.cache.nbytes else plain.update(cache=self.cache.to_dict())
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain
 
     @classmethod
@@ -466,6 +475,8 @@ class TableSpec:
             given["life"] = RowLife.from_dict(fields["life"])
         if "wire" in fields:
             given["wire"] = Wire.from_dict(fields["wire"])
+        if "cache" in fields:
+            given["cache"] = Cache.from_dict(fields["cache"])
         return cls(**given)
 
 

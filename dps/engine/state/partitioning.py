@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -210,8 +211,10 @@ class FunctionPartition(UserFunction, Partition):
         return np.ascontiguousarray(self.numbers(keys.shape, keys).astype(np.int64, copy=False))
 
 
-def partition_of(given: object) -> object:
-    """A function of keys as the partition that a table keeps; any other value as it is."""
+def partition_of(given: object) -> Any:
+    """A function of keys as the partition that a table keeps; None as that by hashes; any other value as it is."""
+    if given is None:
+        return HashPartition()
     return given if isinstance(given, (Partition, type)) or not callable(given) else FunctionPartition.made(given)
 
 

@@ -16,45 +16,17 @@ import numpy.typing as npt
 
 from dps import config
 from dps.engine.client.client import Client
-from dps.engine.client.inputs import as_keys, as_rows, split_sparse
+from dps.engine.client.inputs import flat_rows
 from dps.engine.client.table import place_of
 from dps.engine.client.verbs import Changes, Keys, T, TableLike, Values
 from dps.engine.functions.combining import combine
 from dps.engine.state.dtypes import widened
-from dps.engine.state.ops import TableSpec
-from dps.errors import InputError, KeyRangeError
+from dps.errors import InputError
 
-__all__ = ["MergedRows", "Merging", "check_range", "flat_keys", "flat_rows"]
+__all__ = ["MergedRows", "Merging"]
 
 MIN_MERGED_ROWS = 1 << 12  # that wait before they are merged, so that small additions cost little
 CALL_BYTES = 1 << 22  # of keys and values that a call of `combine` has
-
-
-def flat_keys(spec: TableSpec, keys: object) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Keys, flat, and the shape in which they came; a slice, or None, means rows of a dense table."""
-    if keys is None or isinstance(keys, slice):
-        if spec.rows is None:
-            raise InputError(f"table {spec.name!r} is keyed: name the keys")
-        keys = np.arange(*(slice(None) if keys is None else keys).indices(spec.rows))
-    sparse = split_sparse(spec.name, spec, keys)
-    return as_keys(keys if sparse is None else sparse[0], spec.name)
-
-
-def flat_rows(spec: TableSpec, keys: object, values: object) -> tuple[np.ndarray, np.ndarray]:
-    """Keys, flat, and the values for them, [m, dim]; a sparse vector, or matrix, may stand for both."""
-    sparse = split_sparse(spec.name, spec, keys)
-    if sparse is not None:
-        keys, values = sparse[0], sparse[1] if values is None else values
-    if values is None:
-        raise InputError(f"table {spec.name!r}: a push takes keys and values; values are missing")
-    flat, shape = flat_keys(spec, keys)
-    check_range(spec, flat)
-    return flat, as_rows(values, shape, len(flat), spec)
-
-
-def check_range(spec: TableSpec, keys: np.ndarray) -> None:
-    if spec.rows is not None and len(keys) and not 0 <= keys.min() <= keys.max() < spec.rows:
-        raise KeyRangeError(f"table {spec.name!r} has rows 0 to {spec.rows - 1}, not {keys.min()} to {keys.max()}")
 
 
 class MergedRows:

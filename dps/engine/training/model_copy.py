@@ -15,12 +15,12 @@ import numpy as np
 
 from dps.engine.client.byte_rows import bytes_of, room_of
 from dps.engine.client.client import Client
-from dps.engine.client.inputs import check_out, row_shape
+from dps.engine.client.inputs import check_out, flat_keys, flat_rows, row_shape
 from dps.engine.client.table import name_of
 from dps.engine.client.verbs import Changes, Keys, Pulls, T, TableLike, Values
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import distinct
-from dps.engine.training.merging import MergedRows, flat_keys, flat_rows
+from dps.engine.training.merging import MergedRows
 from dps.errors import InputError
 
 __all__ = ["ModelCopy", "checked_period"]

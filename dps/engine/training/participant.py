@@ -22,10 +22,12 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from dps import config
+from dps.engine.client.cached_tables import CachedTables
 from dps.engine.client.client import Client
 from dps.engine.client.environment import Environment
 from dps.engine.client.session import ClientSession
 from dps.engine.client.ticket import Ticket
+from dps.engine.coordination.clock import tightest
 from dps.engine.core.requests.polling import Polling
 from dps.engine.core.requests.tick import DONE, OPEN, PlainTicks
 from dps.engine.state.ops import TableSpec
@@ -148,6 +150,8 @@ class Participant:
         self.trainers = own.parties = joined.trainers
         self.others_clock = 0 if joined.trainers > 1 else math.inf
         session.gate = None if joined.elastic else ReadGate(self, self._await_lowest)
+        if not self.leased:  # because a portion may be another trainer's, whose repeats are no changes
+            session.cached = CachedTables(session, self, (session.ticket.controller, session.ticket.secret, self.run))
         session.meter.start(self.trainers, session.now())
         self.reached = joined.clock
         self.first_portion = joined.portions
@@ -169,6 +173,10 @@ class Participant:
     @property
     def clock(self) -> int:
         return self.session.own.clock
+
+    def bound_of(self, spec: TableSpec) -> float:
+        """How stale its reads of a table may be: as stale as the run, or the table, allows."""
+        return self.staleness if self.session.gate is None else tightest(self.staleness, spec.staleness)
 
     @property
     def incarnation(self) -> int:
@@ -196,6 +204,8 @@ class Participant:
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.close()
+        if self.session.cached is not None:
+            self.session.cached.close()
         self.session.close()
 
     # -- the clock, and others at it

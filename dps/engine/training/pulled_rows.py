@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.engine.client.client import Client
-from dps.engine.client.inputs import as_keys
+from dps.engine.client.inputs import as_keys, flat_keys
 from dps.engine.client.table import Table
 from dps.engine.client.verbs import Keys, Sparse, T, TableLike
 from dps.engine.training.localize import localize
-from dps.engine.training.merging import flat_keys
 from dps.errors import InputTypeError
 
 if TYPE_CHECKING:

@@ -166,7 +166,7 @@ class SentPull:
         self._masks = {table: mask for table, mask in masks.items() if mask is not None}
         if self._masks:
             again = {table: self.wanted.keys[table][mask] for table, mask in self._masks.items()}
-            self._again = client.pull_async(again)
+            self._again = client.pull_ahead(again, 1)  # because the clock ticks before they are used
 
     def rows(self) -> Rows:
         values = self._pending.result()
@@ -280,7 +280,7 @@ class RowsAhead:
             if coming.pull is None and serves(standing.staleness):
                 wanted = self._wanted(coming)
                 if len(wanted) and serves(self._bound(wanted)) and not self._aggregates(wanted):
-                    coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_async(wanted.asked))
+                    coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_ahead(wanted.asked, step))
 
     def _wanted(self, batch: BatchAhead) -> WantedRows:
         """The rows that a batch wants; its user is asked once for each batch."""

@@ -777,9 +777,11 @@ class Trainer(MergingVerbs):
         return answer
 
     def _forget_pulls(self) -> None:
-        """After a meeting: what was pulled ahead is too old, because the others may have pushed before they came."""
+        """After a meeting: what was pulled before is too old, because the others may have pushed before they came."""
         if self._ahead is not None:
             self._ahead.forget()
+        if self._client.session.cached is not None:
+            self._client.session.cached.forget()
 
     def time_spent(self) -> dict[str, float]:
         """Where the time since joining went, in seconds: "compute", "pull", "push", "wait", "serialise"."""

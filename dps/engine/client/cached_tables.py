@@ -1,0 +1,205 @@
+"""CachedTables: a trainer's pulls and pushes of tables with ``cache=``, past the rows that its process keeps.
+
+`row_cache.py` says which rows those are. Trainers of one run that are in one process share them (`CacheShelf`). A pull
+asks the servers for the rows that are missing, and puts both together. A push tells the cache what it changes, before
+it is sent. All of this but the end of a pull happens under the session's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dps.engine.client.inputs import as_keys, flat_rows, split_sparse
+from dps.engine.client.requests import Prepared, TableRoute, TableTerms, flat, prepared_pull, room_for
+from dps.engine.client.row_cache import OpenChange, RowCache, Step
+from dps.engine.client.ticket import Pending, SentCall
+from dps.engine.client.verbs import Keys
+from dps.engine.core.shards import optimizers as kernels
+from dps.engine.functions.definition import Function
+from dps.engine.state.ops import ADD, ASSIGN, DELETE, PUSH, TableSpec
+from dps.engine.state.optimizers import SGD, Add, Assign
+
+if TYPE_CHECKING:
+    from dps.engine.client.session import ClientSession
+
+__all__ = ["CachedTables", "changing_all", "send_changes"]
+
+NO_NUMBERS = np.empty(0, np.float64)
+Change = tuple[TableRoute, Any, Any]  # the table, and the keys and values as they were given; keys None: all rows
+
+
+class RunStanding(Protocol):
+    """What is known of a run."""
+
+    others_clock: float  # that all other trainers have reached
+
+    def bound_of(self, spec: TableSpec) -> float:
+        """How stale the trainer's reads of a table may be."""
+
+
+class CachedTables:
+    """The tables of one trainer of which its process keeps rows.
+
+    `run` names the run among all of the process.
+
+    Attributes
+    ----------
+    rows_asked, rows_kept : int
+        How many rows the trainer has pulled of such tables, and how many of these came from the cache.
+    """
+
+    def __init__(self, session: ClientSession, standing: RunStanding, run: tuple[object, ...]):
+        self._session, self._standing, self._run = session, standing, run
+        self._caches: dict[int, RowCache] = {}
+        self.rows_asked = self.rows_kept = 0
+
+    def has(self, route: TableRoute, keys: Keys) -> bool:
+        """Whether rows of the table are kept, by keys of this form."""
+        return route.spec.cache.nbytes > 0 and keys is not None and not isinstance(keys, slice)
+
+    def pull(
+        self, route: TableRoute, terms: TableTerms, keys: Keys, out: object, ahead: int = 0
+    ) -> Prepared | Pending[object]:
+        """A pull, for use so many clocks from now: what is left to ask for, or the result where nothing is."""
+        session, spec = self._session, route.spec
+        sparse = split_sparse(spec.name, spec, keys)
+        named, shape = as_keys(keys if sparse is None else sparse[0], spec.name)
+        answer = room_for(out, shape, spec)
+        rows, now = answer.reshape(-1, spec.dim), session.now()
+        clock, bound = session.own.clock, self._standing.bound_of(spec)
+        cache = self._cache(spec)
+        missing = cache.read(named, clock + ahead - bound, now, session.epoch, rows)
+        left = 0 if missing is None else int(np.count_nonzero(missing))
+        self.rows_asked += len(named)
+        self.rows_kept += len(named) - left
+        if missing is None:
+            return Pending((), lambda: answer)
+        whole = left == len(named)
+        wanted = named if whole else named[missing]
+        level = self._standing.others_clock
+        # Of a trainer that is alone, because another one may join later, and begins at this clock or a later one.
+        level = level if math.isfinite(level) else clock
+        until = now + spec.cache.seconds(bounded=math.isfinite(bound))
+        opened = cache.begin_pull(self, wanted, level, until, session.epoch)
+        made = prepared_pull(route, terms, session.acting, wanted, flat(answer, spec) if whole else None)
+
+        def finish() -> np.ndarray:
+            fresh = made.finish().reshape(-1, spec.dim)
+            if not whole:
+                rows[missing] = fresh
+            cache.keep(opened, fresh)
+            return answer
+
+        return made._replace(finish=finish)
+
+    def begin_changes(self, changes: Sequence[Change], rule: int) -> list[OpenChange | None]:
+        """Rows are about to be changed, by one call for each of these tables; None of tables without a cache."""
+        return [self._begin_change(route, keys, values, rule) for route, keys, values in changes]
+
+    def _begin_change(self, route: TableRoute, keys: Any, values: Any, rule: int) -> OpenChange | None:
+        spec = route.spec
+        if not spec.cache.nbytes or (spec.aggregate is not None and rule == PUSH):  # shown when the clock has ended
+            return None
+        cache = self._cache(spec)
+        if rule == DELETE:
+            sparse = None if keys is None else split_sparse(spec.name, spec, keys)
+            return cache.change(self, None if keys is None else as_keys(keys if sparse is None else sparse[0], "")[0])
+        named, rows = flat_rows(spec, keys, values)
+        # What an earlier attempt has pushed is a repeat, which changes nothing on the servers.
+        step = step_of(spec, rule, self._session.own.clock) if not self._session.own.attempt else None
+        return cache.change(self, named, rows, step)
+
+    @contextlib.contextmanager
+    def changing_all(self, route: TableRoute) -> Iterator[None]:
+        """Within the block, any row of a table may change, and by what is not known."""
+        cache = self._cache(route.spec) if route.spec.cache.nbytes else None
+        change = None if cache is None else cache.change(self, None)
+        try:
+            yield
+        finally:
+            if cache is not None and change is not None:
+                cache.end(change)
+
+    def forget(self) -> None:
+        """Pull all rows anew, because the trainer has heard of others by other ways."""
+        for cache in self._caches.values():
+            cache.clear()
+
+    def close(self) -> None:
+        """The trainer makes no more calls."""
+        caches, self._caches = self._caches, {}
+        for cache in caches.values():
+            cache.leave(self)
+
+    def _cache(self, spec: TableSpec) -> RowCache:
+        cache = self._caches.get(spec.id)
+        if cache is None:
+            cache = self._caches[spec.id] = self._session.environment.caches.cache(self._run, spec)
+        return cache
+
+
+class SentChange:
+    """The outcome of a push: see :class:`~dps.engine.client.row_cache.PushOutcome`."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: SentCall):
+        self._call = call
+
+    @property
+    def done(self) -> bool:
+        return self._call.done
+
+    @property
+    def failed(self) -> bool:
+        return any(request.error is not None for request in self._call.requests)
+
+
+class NotSent:
+    """The outcome of a push that could not be sent whole."""
+
+    done = failed = True
+
+
+def send_changes(
+    session: ClientSession, changes: Sequence[Change], prepared: Sequence[Prepared], rule: int, keep: bool
+) -> list[SentCall]:
+    """Send the calls that change rows, and let the caches know of them: before, because the rows change here, too."""
+    cached = session.cached
+    if cached is None:
+        return session.send(prepared, keep)
+    begun, sent = cached.begin_changes(changes, rule), None
+    try:
+        sent = session.send(prepared, keep)
+    finally:
+        for n, change in enumerate(begun):
+            if change is not None:
+                change.outcome = NotSent() if sent is None else SentChange(sent[n])
+    return sent
+
+
+def changing_all(session: ClientSession, function: Function, table: str) -> contextlib.AbstractContextManager[None]:
+    """Within, a function on the servers may change any row of a table."""
+    cached = session.cached
+    if cached is None or not function.changes:
+        return contextlib.nullcontext()
+    return cached.changing_all(session.ready(table))
+
+
+def step_of(spec: TableSpec, rule: int, clock: int) -> Step | None:
+    """What a change at a clock does to a row, where that does not depend on more than the row; else None."""
+    if rule == ADD:
+        return lambda rows, places, values: kernels.add(rows, places, 0, values, NO_NUMBERS)
+    if rule == ASSIGN:
+        return lambda rows, places, values: kernels.assign(rows, places, 0, values, NO_NUMBERS)
+    optimizer = spec.optimizer
+    has_no_state = type(optimizer) in (Add, Assign, SGD) and not optimizer.uses_lag
+    if rule != PUSH or not has_no_state or optimizer.repeats == "sum":
+        return None
+    numbers, kernel = optimizer.numbers(clock), optimizer.kernel
+    return lambda rows, places, values: kernel(rows, places, 0, values, numbers)

@@ -1,0 +1,317 @@
+"""RowCache: rows of one table that the trainers of a process keep, so that they need not pull these rows again. Pure.
+
+Theory of operation
+-------------------
+The promise of a run (`coordination/clock.py`) is that a pull by a trainer at clock c sees every push that any trainer
+made before its clock c - s, and that a trainer sees all of its own pushes. A row from the cache has to keep it, too.
+
+**Pushes of other processes.** A row has a *level*: a clock that all other trainers had reached before the row was
+pulled. So the row has all of their pushes before this clock. A trainer at clock c may use it if the level is c - s or
+more, and pulls it again otherwise. It may also have grown too old (*until*), where the table bounds that in seconds.
+
+**Pushes of the trainers of this process.** All of these go through the cache, whose rows have all of them, at any
+level:
+
+1. A push to a row that is in the cache *changes* the row here before it is sent: it is added, or stepped by SGD. Where
+   only the servers can tell what becomes of the row, because its optimizer has a state, the row goes.
+2. A pull and a push that are on their way at the same time may come to a server in either order, so the rows of such a
+   pull are not kept if the push names them, too. Only where a trainer pulls behind its own push it is known that the
+   rows have it, because the server takes what comes over one connection in order.
+3. A push that failed may or may not have been applied, and may be sent again later. So its rows go, and no rows of its
+   keys are kept until it has been acknowledged.
+
+So each row contains, beside the pushes before its level, every acknowledged push of this process. Therefore the level
+that one trainer's pull has given to a row holds for the other trainers of the process, too: all pushes that they may
+miss are those of trainers elsewhere, and these are among the others of each of them.
+
+**A lost history.** The cache belongs to one table number and to one *epoch* of the servers' placement: a restored
+table has another number, and when a server has died the epoch is another one. Then all rows go, and rows that were
+pulled in the old epoch are not kept.
+
+**Memory.** Rows lie in one array with room for as many as the budget allows. Where it is full, an eighth of the rows go
+at once, those that were not used for longest. Rows that were pulled ahead for a later batch were used last, so that
+the batches which are known keep their rows.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from dps.engine.core.shards.index import KeyIndex, keys_of
+from dps.engine.core.shards.rows import gather
+from dps.engine.state.ops import TableSpec
+
+__all__ = ["CacheShelf", "OpenChange", "OpenPull", "RowCache", "Step"]
+
+ROW_BYTES = 45  # of a row beside its values: its key in the index, its level, its age, its last use
+MOST_FAILED = 64  # pushes that failed, whose keys are remembered one by one; with more of them, no row is kept
+NEVER_USED = np.iinfo(np.int64).max  # the last use of a place that has no row, so that it is not chosen to go
+
+Step = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # changes rows[places] by some values
+
+
+class PushOutcome(Protocol):
+    """A push on its way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it was answered, or has failed."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a part of it has failed."""
+
+
+class OpenPull:
+    """Rows that were asked for: the `keys`, and which of them are not to be kept (`spoilt`)."""
+
+    __slots__ = ("__weakref__", "epoch", "keys", "level", "spoilt", "until")
+
+    def __init__(self, keys: np.ndarray, level: float, until: float, epoch: int):
+        self.keys, self.level, self.until, self.epoch = keys, level, until, epoch
+        self.spoilt = np.zeros(len(keys), np.bool_)
+
+    def spoil(self, keys: np.ndarray | None) -> None:
+        """Some of the keys are changed meanwhile; None: perhaps all."""
+        if keys is None:
+            self.spoilt[:] = True
+        else:
+            self.spoilt |= np.isin(self.keys, keys)
+
+
+class OpenChange:
+    """A change of rows that is on its way to the servers.
+
+    `keys` are those of the rows; None: perhaps of all.
+    `trainer` is what makes it: pulls of the same trainer behind it see it.
+    `outcome` is known once it is sent.
+    """
+
+    __slots__ = ("dropped", "keys", "outcome", "trainer")
+
+    def __init__(self, trainer: object, keys: np.ndarray | None):
+        self.trainer, self.keys = trainer, keys
+        self.outcome: PushOutcome | None = None
+        self.dropped = False  # it has failed, and its rows went
+
+
+class RowCache:
+    """Rows of one table, for all trainers of one run in this process. Any thread may use it.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        Its `cache` says how many bytes there are.
+
+    Examples
+    --------
+    >>> from dps.engine.state.caching import Cache
+    >>> cache = RowCache(TableSpec("w", dim=2, cache=Cache("1 kB")))
+    >>> pull = cache.begin_pull("trainer", np.array([7, 8]), level=3, until=10.0, epoch=0)
+    >>> cache.keep(pull, np.float32([[1, 2], [3, 4]]))
+    >>> rows = np.zeros((2, 2), np.float32)
+    >>> cache.read(np.array([8, 9]), level=3, now=9.0, epoch=0, rows=rows), rows[0]
+    (array([False,  True]), array([3., 4.], dtype=float32))
+    >>> cache.read(np.array([8, 9]), level=4, now=9.0, epoch=0, rows=rows)  # all pushes before clock 4
+    array([ True,  True])
+    """
+
+    def __init__(self, spec: TableSpec):
+        row_bytes = spec.dim * np.dtype(spec.dtype).itemsize + ROW_BYTES
+        self.room = max(1, spec.cache.nbytes // row_bytes)
+        self._lock = threading.Lock()
+        self._index = KeyIndex(spec.salt)
+        # The system provides the memory of these arrays page by page, as rows come.
+        self._rows = np.empty((self.room, spec.dim), spec.dtype)
+        self._level, self._until = np.empty(self.room, np.float64), np.empty(self.room, np.float64)
+        self._used = np.empty(self.room, np.int64)
+        self._uses = 0
+        self._epoch = 0
+        self._pulls: weakref.WeakSet[OpenPull] = weakref.WeakSet()  # those that are given up are forgotten
+        self._changes: list[OpenChange] = []
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(self, keys: np.ndarray, level: float, now: float, epoch: int, rows: np.ndarray) -> np.ndarray | None:
+        """Put the rows of the keys that are here, with all pushes before clock `level`, into rows [m, dim].
+
+        The reader knows of that `epoch`.
+
+        Returns
+        -------
+        ndarray of bool or None
+            Which of the rows are missing; None: none of them.
+        """
+        with self._lock:
+            self._enter(epoch)
+            self._look_at_changes()
+            places = np.empty(len(keys), np.int64)
+            self._index.find(keys, places)
+            missing = places < 0
+            if len(self._index) and not missing.all():
+                missing |= (self._level[places] < level) | (self._until[places] < now)
+                places[missing] = -1
+                gather(self._rows, places, rows)
+                self._uses += 1
+                self._used[places[~missing]] = self._uses
+        return missing if missing.any() else None
+
+    def begin_pull(self, trainer: object, keys: np.ndarray, level: float, until: float, epoch: int) -> OpenPull:
+        """A trainer is about to ask the servers for rows: of a level, kept until then, in that epoch."""
+        with self._lock:
+            self._enter(epoch)
+            self._look_at_changes()
+            pull = OpenPull(keys, level, until, epoch)
+            for change in self._changes:
+                if change.trainer is not trainer or change.dropped:
+                    pull.spoil(change.keys)
+            self._pulls.add(pull)
+        return pull
+
+    def keep(self, pull: OpenPull, values: np.ndarray) -> None:
+        """The rows [m, dim] of a pull are here."""
+        with self._lock:
+            self._pulls.discard(pull)
+            if pull.epoch != self._epoch:
+                return
+            keys = pull.keys
+            if pull.spoilt.any():
+                keys, values = keys[~pull.spoilt], values[~pull.spoilt]
+            keys, values = keys[-self.room :], values[-self.room :]
+            if not len(keys):
+                return
+            self._make_room(keys)
+            places = np.empty(len(keys), np.int64)
+            self._index.insert(keys, places)
+            self._rows[places] = values
+            self._level[places], self._until[places] = pull.level, pull.until
+            self._uses += 1
+            self._used[places] = self._uses
+
+    def change(
+        self, trainer: object, keys: np.ndarray | None, values: np.ndarray | None = None, step: Step | None = None
+    ) -> OpenChange:
+        """A trainer is about to change rows; None: perhaps all rows.
+
+        With a `step`, the rows that are here are changed as the servers will change theirs; without, they go.
+        """
+        opened = OpenChange(trainer, keys)
+        with self._lock:
+            self._look_at_changes()
+            for pull in self._pulls:
+                pull.spoil(keys)
+            self._changes.append(opened)
+            if keys is None:
+                self._clear()
+            elif len(self._index) and (step is None or values is None):
+                self._remove(keys)
+            elif len(self._index) and step is not None and values is not None:
+                places = np.empty(len(keys), np.int64)
+                if self._index.find(keys, places):
+                    here = places >= 0
+                    places, values = places[here], values[here]
+                if len(places):
+                    step(self._rows, places, np.ascontiguousarray(values))
+        return opened
+
+    def end(self, change: OpenChange) -> None:
+        """A change has come to its end, and what it has changed is not known."""
+        with self._lock:
+            change.dropped = False
+            self._drop(change)
+            self._changes = [each for each in self._changes if each is not change]
+
+    def leave(self, trainer: object) -> None:
+        """A trainer goes. What it has on its way may yet be applied, so these rows are not kept any more."""
+        with self._lock:
+            self._look_at_changes()
+            for change in self._changes:
+                if change.trainer is trainer:
+                    self._drop(change)
+
+    def clear(self) -> None:
+        """Forget all rows, those on their way, too."""
+        with self._lock:
+            self._clear()
+            for pull in self._pulls:
+                pull.spoil(None)
+
+    # -- inside, under the lock
+
+    def _enter(self, epoch: int) -> None:
+        """The servers' placement has this epoch: rows of an earlier one go."""
+        if epoch > self._epoch:
+            self._clear()
+            self._epoch = epoch
+
+    def _look_at_changes(self) -> None:
+        """Forget the changes that were acknowledged; and the rows of those that have failed."""
+        if not self._changes:
+            return
+        still = []
+        for change in self._changes:
+            outcome = change.outcome
+            if outcome is not None and outcome.done:
+                if not outcome.failed:
+                    continue
+                self._drop(change)
+            still.append(change)
+        if sum(change.dropped for change in still) > MOST_FAILED:
+            still = [change for change in still if not change.dropped]
+            still.append(OpenChange(None, None))
+            self._drop(still[-1])
+        self._changes = still
+
+    def _drop(self, change: OpenChange) -> None:
+        """Let the rows of a change go, and those that are on their way."""
+        if change.dropped:
+            return
+        change.dropped = True
+        for pull in self._pulls:
+            pull.spoil(change.keys)
+        if change.keys is None:
+            self._clear()
+        else:
+            self._remove(change.keys)
+
+    def _make_room(self, keys: np.ndarray) -> None:
+        """Let rows go until there is room for rows of these keys."""
+        over = len(self._index) + len(keys) - self.room
+        if over <= 0:
+            return
+        end = self._index.end
+        count = min(max(over, self.room // 8), len(self._index))
+        coldest = np.argpartition(self._used[:end], count - 1)[:count]
+        self._remove(keys_of(self._index.tables, end)[coldest])
+
+    def _remove(self, keys: np.ndarray) -> None:
+        places = np.empty(len(keys), np.int64)
+        self._index.find(keys, places)
+        self._used[places[places >= 0]] = NEVER_USED
+        self._index.remove(keys)
+
+    def _clear(self) -> None:
+        self._index = KeyIndex(self._index.salt)
+
+
+class CacheShelf:
+    """The caches of a process, by run and table. A cache goes with the last trainer that uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._caches: weakref.WeakValueDictionary[tuple[object, ...], RowCache] = weakref.WeakValueDictionary()
+
+    def cache(self, run: tuple[object, ...], spec: TableSpec) -> RowCache:
+        """The cache of a table for a run."""
+        with self._lock:
+            key = (*run, spec.id)
+            cache = self._caches.get(key)
+            if cache is None:
+                cache = self._caches[key] = RowCache(spec)
+            return cache
