@@ -1,4 +1,7 @@
-"""Tables that belong to a model: dropped after a fit, or with the model, on servers that go on."""
+"""Tables that belong to a model: how their rows travel, and when they are dropped.
+
+They are dropped after a fit, or with the model, on servers that go on.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,60 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import dps
-from dps.errors import DPSError
+from dps.errors import DPSError, InputError
 from dps.models.types import ClusterLike
 from dps.models.where import Address
 
-__all__ = ["ModelTables", "drop"]
+__all__ = ["WIRE", "ModelTables", "WireLike", "drop", "wire_of_rows"]
+
+WireLike: TypeAlias = "dps.Wire | str | None"
+DEFAULT_WIRE = "lists"  # because it loses nothing
+
+
+class WireRule:
+    """The setting `wire` of estimators: what :meth:`dps.ParameterServer.table` takes; None: what loses nothing."""
+
+    def allows(self, value: object) -> bool:
+        return value is None or isinstance(value, dps.Wire) or (isinstance(value, str) and value in ("auto", "lists"))
+
+    def text(self) -> str:
+        return "'auto', 'lists' or a dps.Wire, such as dps.Wire(pull='bfloat16', push='bfloat16', lists=True), or None"
+
+
+WIRE = WireRule()
+
+
+def wire_of_rows(wire: WireLike, dim: int) -> dps.Wire | str:
+    """The wire of a model's table with rows of `dim` float32, given the model's setting `wire`.
+
+    Tables of other dtypes, and those of one row, get none: their rows travel as they are.
+
+    Examples
+    --------
+    >>> wire_of_rows(None, 1)
+    'lists'
+
+    Raises
+    ------
+    InputError
+        Rows of so few numbers cannot travel so.
+    """
+    if wire is None or isinstance(wire, str):
+        return wire or DEFAULT_WIRE
+    try:
+        dps.TableSpec("rows", dim=dim, wire=wire)
+    except InputError:
+        pull, push = ("bfloat16" if side == "int8" else side for side in (wire.pull, wire.push))
+        other = dps.Wire(pull, push, wire.local, wire.lists)
+        numbers = "1 number" if dim == 1 else f"{dim} numbers"
+        raise InputError(
+            f"wire=dps.{wire!r} is for rows of more than 4 numbers, and this model has rows of {numbers}, of which "
+            f"int8 saves nothing: set wire=dps.{other!r}"
+        ) from None
+    return wire
 
 
 class ModelTables:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dps import Optimizer, PulledRows, Table
+from dps import Optimizer, PulledRows, Table, Wire
 from dps.errors import InputError, InputTypeError
 from dps.torch.gradients import push_gradients
 from dps.torch.inputs import checked_table, stepping_spec, trainable
@@ -37,7 +37,13 @@ def flat(tensors: list[torch.Tensor], dtype: npt.DTypeLike) -> np.ndarray:
 
 
 def dense_table(
-    ps: ParameterServer, name: str, module: torch.nn.Module, *, optimizer: Optimizer, **options: Any
+    ps: ParameterServer,
+    name: str,
+    module: torch.nn.Module,
+    *,
+    optimizer: Optimizer,
+    wire: Wire | str | None = None,
+    **options: Any,
 ) -> Table:
     """Make the table of a module's parameters, with their values as they are.
 
@@ -50,6 +56,9 @@ def dense_table(
         Its parameters that want a gradient make the rows, a number in each.
     optimizer : Optimizer
         What a pushed gradient does, ``dps.Adagrad(0.1)`` say.
+    wire : Wire, "auto" or "lists", optional
+        How parameters and gradients travel between trainers and servers, as of :meth:`dps.ParameterServer.table`. By
+        default ``"lists"``, which loses nothing.
     **options
         More for :meth:`dps.ParameterServer.table`, such as ``aggregate="mean"`` or ``copies=2``.
 
@@ -68,7 +77,8 @@ def dense_table(
     parameters = list(trained_parameters(module).values())
     options.setdefault("dtype", "float64" if any(each.dtype == torch.float64 for each in parameters) else "float32")
     values = flat(parameters, options["dtype"])
-    table: Table = ps.table(name, rows=len(values), optimizer=optimizer, **options)
+    wire = "lists" if wire is None else wire
+    table: Table = ps.table(name, rows=len(values), optimizer=optimizer, wire=wire, **options)
     stepping_spec(table.spec)
     table.assign(None, values)
     return table

@@ -170,7 +170,7 @@ class AddingTrainer:
     def __init__(self, trainers, tables):
         self.trainers, self.tables = trainers, tables
 
-    def add(self, changes):
+    def push(self, changes):
         for name, (keys, values) in changes.items():
             self.tables[name][keys] += values
 
@@ -599,7 +599,7 @@ class DyingTrainer:
         self.trainer = trainer
 
     def __getattr__(self, name):
-        if name in ("add", "assign") and self.trainer.attempt == 0 and self.trainer.clock == 2:
+        if name in ("push", "assign") and self.trainer.attempt == 0 and self.trainer.clock == 2:
             raise OSError("lost")
         return getattr(self.trainer, name)
 

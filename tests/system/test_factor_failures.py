@@ -39,7 +39,7 @@ class KillingTrainer:
 
     def __getattr__(self, name):
         call = getattr(self.trainer, name)
-        if name in ("add", "assign") and self.trainer.attempt == 0 and self.trainer.clock == CLOCK:
+        if name in ("push", "assign") and self.trainer.attempt == 0 and self.trainer.clock == CLOCK:
             return functools.partial(self._once, call)
         return call
 

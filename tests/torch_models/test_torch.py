@@ -326,6 +326,19 @@ def test_tables_of_float64_and_dense_ones(ps, tables):
     assert w([]).shape == (0, 2)
 
 
+@pytest.mark.parametrize("wire", [None, "auto", dps.Wire("float16", lists=True)])
+def test_the_table_of_a_module_travels_as_it_is_unless_a_wire_is_given(ps, tables, wire):
+    table = tables(dps.SGD(0.1)) if wire is None else tables(dps.SGD(0.1), wire=wire)
+    named = {None: dps.Wire(local=False, lists=True), "auto": dps.Wire("bfloat16", "bfloat16", False, True)}
+    assert table.spec.wire == named.get(wire, wire)
+
+
+def test_a_narrow_wire_of_a_module_of_float64_is_refused(ps, tables):
+    with pytest.raises(InputError, match="this table has float64: leave out pull= and push=, or pass wire='lists'"):
+        dps.torch.dense_table(ps, "dense", tower().double(), optimizer=dps.SGD(0.5), wire=dps.Wire("bfloat16"))
+    assert not ps.tables()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tables_of_16_bits_are_trained_in_float32(ps, tables, tmp_path, dtype):
     if dtype == "bfloat16":

@@ -382,9 +382,10 @@ class ParameterServer:
             at its tick; this holds for `pull` and its kin, `push_pull`, functions and `keys`. It does not hold for
             clients, which have no clock, for rows that a loop keeps (``n_fetch=``), and in
             :func:`dps.map_partitions_with_ps`, whose trainers never wait. :meth:`set_staleness` changes it.
-        wire : Wire or "auto", optional
+        wire : Wire, "auto" or "lists", optional
             In which numbers rows of float32 travel between trainers and servers: :class:`dps.Wire`. ``"auto"``: in half
-            the bytes (bfloat16) between machines, and as they are within one. By default as they are.
+            the bytes (bfloat16) between machines, and as they are within one. ``"lists"`` loses nothing: between
+            machines, lists of keys that come again have numbers. By default all travels as it is.
         cache : Cache, int or str, optional
             How many bytes of rows the trainers of a process keep, and so need not pull again while the staleness of
             the run allows it: ``"64 MiB"``, or a :class:`dps.Cache`. By default none.

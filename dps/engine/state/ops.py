@@ -302,7 +302,10 @@ class TableSpec:
         if not isinstance(self.wire, Wire):
             raise InputTypeError(f"{where}: wire is a dps.Wire, such as dps.Wire(pull='bfloat16'), not {self.wire!r}")
         if self.wire.codecs != (0, 0) and self.dtype != "float32":
-            raise InputError(f"{where}: rows of float32 can travel by {self.wire!r}, and this table has {self.dtype}")
+            raise InputError(
+                f"{where}: rows of float32 can travel by {self.wire!r}, and this table has {self.dtype}: leave out "
+                "pull= and push=, or pass wire='lists'"
+            )
         if "int8" in (self.wire.pull, self.wire.push) and self.dim <= 4:
             raise InputError(f"{where}: int8 saves nothing of a row of {self.dim} beside bfloat16; use that")
         if not isinstance(self.cache, Cache):

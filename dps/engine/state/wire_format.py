@@ -50,8 +50,7 @@ class Wire(Recipe):
     local : bool, optional
         Also between processes of one machine, where it costs time and saves none. True by default;
         ``wire="auto"`` of :meth:`dps.ParameterServer.table` stands for ``Wire("bfloat16", "bfloat16", local=False,
-        lists=True)``.
-
+        lists=True)``, and ``"lists"`` for ``Wire(local=False, lists=True)``, which loses nothing.
     lists : bool, optional
         Keep lists of keys at both ends of a connection, so that a push to the rows that were pulled just before, and a
         list that comes again in the next epoch, travels without its keys. Both ends keep 4 MiB for each connection.
@@ -98,7 +97,11 @@ class Wire(Recipe):
         return (*self.codecs, self.lists) if self.local or not same_machine else (0, 0, False)
 
 
-AUTO = Wire("bfloat16", "bfloat16", local=False, lists=True)
+# The wires that have a name. Both hold between machines only, because within one machine bytes cost little.
+NAMED = {
+    "auto": Wire("bfloat16", "bfloat16", local=False, lists=True),
+    "lists": Wire(local=False, lists=True),
+}
 
 
 def wire_of(wire: Wire | str | None) -> Wire:
@@ -106,11 +109,15 @@ def wire_of(wire: Wire | str | None) -> Wire:
 
     >>> wire_of("auto").between(same_machine=True), wire_of(None).asks
     ((0, 0, False), False)
+    >>> wire_of("lists")
+    Wire(local=False, lists=True)
     """
     if wire is None:
         return Wire()
-    if wire == "auto":
-        return AUTO
+    if isinstance(wire, str) and wire in NAMED:
+        return NAMED[wire]
     if not isinstance(wire, Wire):
-        raise InputTypeError(f"wire is a dps.Wire, such as dps.Wire(pull='bfloat16'), or 'auto', not {wire!r}")
+        raise InputTypeError(
+            f"wire is a dps.Wire, such as dps.Wire(pull='bfloat16'), or 'auto', or 'lists', not {wire!r}"
+        )
     return wire

@@ -32,7 +32,7 @@ from dps.models.prediction import is_lazy, lazily
 from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.stepwise import StepwiseModel, default_batch
 from dps.models.stopping import curve_of
-from dps.models.tables import ModelTables
+from dps.models.tables import WIRE, ModelTables, WireLike, wire_of_rows
 from dps.models.types import ClusterLike, Features, Labels, Predictions
 from dps.models.vocabularies import VOCABULARY, VocabularyLike, known_words, words_at
 
@@ -78,7 +78,7 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
         "factors": Whole(), "epochs": Whole(), "hash_bits": Whole(), "batch_size": Whole(other=(None,)),
         "l1": Number(), "l2": Number(other=(None,)), "factor_l2": Number(), "tol": Number(other=(None,)),
         "learning_rate": Number(inside=True), "factor_learning_rate": Number(inside=True, other=(None,)),
-        "init_std": Number(inside=True), "solver": OneOf(*SOLVERS), "vocabulary": VOCABULARY,
+        "init_std": Number(inside=True), "solver": OneOf(*SOLVERS), "vocabulary": VOCABULARY, "wire": WIRE,
     }  # fmt: skip
     factors: int = 8
     fields: npt.ArrayLike | str | None = None
@@ -98,6 +98,7 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
     fit_intercept: bool = True
     hash_bits: int = 20
     vocabulary: VocabularyLike = None
+    wire: WireLike = None
     servers: int = 1
     shuffle: bool = True
     random_state: int | np.random.RandomState | None = None
@@ -189,11 +190,13 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
         self._batch = self.batch_size or default_batch(targets.rows)
         tag, dim = uuid.uuid4().hex[:8], 1 + self._numbers
         tables = f"machine-{tag}", f"intercept-{tag}"
+        wire = wire_of_rows(self.wire, dim)
         weights = LiveFactors(ps.client(), *tables, layout, dim)
         if not ours:
             self._tables = ModelTables(ps, tables, weights, self.client)
         together = "sum" if self.aggregate else None
-        ps.table(tables[0], columns=self._columns(self._batch, self._seed), aggregate=together)
+        ps.table(tables[0], columns=self._columns(self._batch, self._seed), aggregate=together, wire=wire)
+        # The intercept is one row, which has no bytes to save.
         ps.table(tables[1], rows=1, optimizer=self._optimizer(self._batch, free=True), aggregate=together)
         self._learnt = weights
 
@@ -232,6 +235,8 @@ class SecondOrderModel(StepwiseModel[LiveFactors]):
         """Refuse impossible settings before any server starts."""
         super().check()
         check_fields(self.fields)
+        if self.fields is None:  # else the length of a row depends on the data
+            wire_of_rows(self.wire, 1 + self.factors)
 
     # -- the model
 
@@ -341,6 +346,10 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
         DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
     vocabulary : WordTable or str, optional
         As for :class:`dps.models.LogisticRegression`: DataFrames' features are ids of a vocabulary, in place of hashes.
+    wire : {"auto", "lists"} or dps.Wire, optional
+        How the rows of weights and factors travel between trainers and servers, as for
+        :class:`dps.models.LogisticRegression`. By default ``"lists"``, which loses nothing. Pushes as "int8" are not
+        for this model: a row has the gradient of the weight beside those of the factors, which are far smaller.
     servers : int
         The number of servers that ``fit`` starts.
     shuffle : bool
@@ -456,7 +465,9 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
     ----------
     factors, fields, client, solver, learning_rate, factor_learning_rate, l1, l2, factor_l2, init_std, epochs, tol
         As for :class:`FactorizationMachine`.
-    batch_size, staleness, aggregate, fit_intercept, hash_bits, vocabulary, servers, shuffle, random_state, progress
+    batch_size, staleness, aggregate, fit_intercept, hash_bits, vocabulary, wire, servers, shuffle, random_state
+        As for :class:`FactorizationMachine`.
+    progress : bool, optional
         As for :class:`FactorizationMachine`.
 
     Attributes

@@ -24,7 +24,7 @@ from dps.models.factors.steps import TableNames
 from dps.models.inputs.source import turns
 from dps.models.rows import LiveTable, RowTable
 from dps.models.settings import Number, OneOf, Rules, Whole
-from dps.models.tables import ModelTables, drop
+from dps.models.tables import WIRE, ModelTables, WireLike, drop, wire_of_rows
 from dps.models.types import ClusterLike
 from dps.models.where import aside
 
@@ -157,6 +157,9 @@ class MatrixFactorization(ServerModel[Factors]):
         The number of steps by which the fastest trainer may lead the slowest. "als" always has 0.
     columns : tuple of str
         The columns of a DataFrame: users, items, ratings.
+    wire : {"auto", "lists"} or dps.Wire, optional
+        How the rows of users and items travel between trainers and servers, as for
+        :class:`dps.models.LogisticRegression`. By default ``"lists"``, which loses nothing.
     servers : int
         The number of servers that ``fit`` starts.
     random_state : int, RandomState or None
@@ -202,6 +205,7 @@ class MatrixFactorization(ServerModel[Factors]):
         "method": OneOf(*METHODS), "solver": OneOf(*SOLVERS), "factors": Whole(), "batch_size": Whole(),
         "epochs": Whole(other=(None,)), "cg_steps": Whole(), "learning_rate": Number(inside=True, other=(None,)),
         "regularization": Number(other=(None,)), "init_std": Number(inside=True), "alpha": Number(),
+        "wire": WIRE,
     }  # fmt: skip
     method: str = field(default="sgd", kw_only=False)
     factors: int = 64
@@ -216,6 +220,7 @@ class MatrixFactorization(ServerModel[Factors]):
     init_std: float = 0.1
     staleness: float = 0
     columns: tuple[str, str, str] = ("user", "item", "rating")
+    wire: WireLike = None
     servers: int = 1
     random_state: int | np.random.RandomState | None = None
     progress: bool | None = None
@@ -270,13 +275,14 @@ class MatrixFactorization(ServerModel[Factors]):
         method = METHODS[self.method](self, seed)
         if epochs is not None:
             method = method.for_epochs(epochs)
+        wire = wire_of_rows(self.wire, self.factors + method.biases)
         if self._tables is not None:
             users, items = self._tables.names
             with aside():
                 self._train(self._tables.ps, source, method, TableNames(users, items, method.biases))
             return self
         with self.serving(ratings) as (ps, ours):
-            tables = self._make_tables(ps, method.biases, seed)
+            tables = self._make_tables(ps, method.biases, seed, wire)
             try:
                 factors = self._train(ps, source, method, tables)
             except BaseException:
@@ -308,12 +314,12 @@ class MatrixFactorization(ServerModel[Factors]):
         self._learnt = learnt._replace(liked=liked_pairs(before, reports, source))
         return self._learnt
 
-    def _make_tables(self, ps: dps.ParameterServer, biases: int, seed: int) -> TableNames:
+    def _make_tables(self, ps: dps.ParameterServer, biases: int, seed: int, wire: dps.Wire | str) -> TableNames:
         """Make the tables, with the rows of the model so far, if there is one."""
         tag, width = uuid.uuid4().hex[:8], self.factors + biases
         tables = TableNames(f"users-{tag}", f"items-{tag}", biases)
         for number, name in enumerate(tables.names, 1):  # each has a seed of its own, because rows are multiplied
-            ps.table(name, width, init=dps.Normal(self.init_std, seed=2 * seed + number))
+            ps.table(name, width, init=dps.Normal(self.init_std, seed=2 * seed + number), wire=wire)
         if self._learnt is not None:
             for name, table in zip(tables.names, self._learnt[:2], strict=True):
                 keys, values = table.everything()

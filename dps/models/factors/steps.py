@@ -125,7 +125,8 @@ def push_steps(
         share = joint_shares(far, rate, trainer.trainers)
         if share is not None:
             new *= share[:, None]
-    trainer.add({name: (ids, change) for name, ids, change in zip(tables.names, keys, after, strict=True)})
+    # A push and not an `add`, because what `add` sends travels as it is, whatever the wire of the tables is.
+    trainer.push({name: (ids, change) for name, ids, change in zip(tables.names, keys, after, strict=True)})
     return loss
 
 

@@ -27,7 +27,7 @@ from dps.models.prediction import is_lazy, lazily
 from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.stepwise import StepwiseModel, default_batch
 from dps.models.stopping import Ending, curve_of
-from dps.models.tables import ModelTables
+from dps.models.tables import WIRE, ModelTables, WireLike, wire_of_rows
 from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Schedule
 from dps.models.vocabularies import VOCABULARY, VocabularyLike, known_words, words_at
 from dps.models.where import Address
@@ -144,6 +144,12 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         DataFrames: ids of this vocabulary (:meth:`dps.ParameterServer.vocabulary`), or of the one of this name on the
         parameter server `client`, replace the hashes, and have to be below 2**hash_bits. In training, new words get
         ids; in prediction, unknown words are left out. A saved or pickled model has the name of its vocabulary.
+    wire : {"auto", "lists"} or dps.Wire, optional
+        How rows travel between the trainers of the stochastic solvers and the servers, as `wire` of
+        :meth:`dps.ParameterServer.table`. By default ``"lists"``, which loses nothing: between machines, lists of keys
+        that come again have numbers. ``"auto"`` sends the rows in half the bytes there besides, and a
+        :class:`dps.Wire` says more. The intercept travels as it is. So do all tables of "lbfgs" and "owlqn", which have
+        float64.
     servers : int
         The number of servers that ``fit`` starts.
     shuffle : int or None
@@ -189,7 +195,7 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         "solver": OneOf("auto", *RATES, *BATCH_SOLVERS), "l1": Number(), "l2": Number(other=(None,)),
         "epochs": Whole(), "max_iter": Whole(), "tol": Number(other=(None,)), "n_iter_no_change": Whole(),
         "validation_fraction": Number(most=1.0, inside=True), "batch_size": Whole(other=(None,)), "hash_bits": Whole(),
-        "vocabulary": VOCABULARY,
+        "vocabulary": VOCABULARY, "wire": WIRE,
     }  # fmt: skip
     client: ClusterLike = None
     solver: str = "auto"
@@ -211,6 +217,7 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
     fit_intercept: bool = True
     hash_bits: int = 20
     vocabulary: VocabularyLike = None
+    wire: WireLike = None
     servers: int = 1
     shuffle: int | None = 0
     progress: bool | None = None
@@ -398,16 +405,18 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
         together = ("sum" if self.solver_ == "ftrl" else "mean") if self.aggregate else None
         rule = self._rule_of_rows()
         tables = f"coef-{tag}", f"intercept-{tag}"
+        dim = outputs if rule is None else 2 * outputs  # the sums z and n
+        wires = wire_of_rows(self.wire, dim), None  # the intercept is one row, which has no bytes to save
         weights = LiveWeights(ps.client(), *tables, layout, seen.dense, rule)
         if not ours:
             self._tables = ModelTables(ps, tables, weights, self.client)
         rows = layout.features if seen.dense else None
-        for table, count, free in zip(tables, (rows, 1), (False, True), strict=True):
+        for table, count, free, wire in zip(tables, (rows, 1), (False, True), wires, strict=True):
             if rule is None:
                 optimizer = self._optimizer(self.solver_, self._batch, free)
-                ps.table(table, outputs, rows=count, optimizer=optimizer, aggregate=together)
+                ps.table(table, dim, rows=count, optimizer=optimizer, aggregate=together, wire=wire)
             else:
-                ps.table(table, 2 * outputs, rows=count)  # the sums z and n
+                ps.table(table, dim, rows=count, wire=wire)
         self._learnt = weights
 
     def _rule_of_rows(self) -> dps.FTRL | None:

@@ -35,7 +35,9 @@ class Node2Vec(VectorModel):
         Vertices of a walk, 2 or more, and the number of walks that begin at each vertex.
     directed : bool
         If not, each edge is gone in both directions.
-    window, epochs, alpha, min_alpha, sg, negative, ns_exponent, sample, batch_words, staleness, servers, seed, progress
+    window, epochs, alpha, min_alpha, sg, negative, ns_exponent, sample, batch_words, staleness, wire
+        As for :class:`Word2Vec`.
+    servers, seed, progress
         As for :class:`Word2Vec`.
 
     Attributes

@@ -18,7 +18,7 @@ from dps.models.inputs.pieces import Pieces
 from dps.models.inputs.source import turns
 from dps.models.rows import HomeTable, LiveTable, RowTable
 from dps.models.settings import Number, OneOf, Rules, Whole, refuse_other
-from dps.models.tables import ModelTables, drop
+from dps.models.tables import WIRE, ModelTables, WireLike, drop, wire_of_rows
 from dps.models.types import ClusterLike, Settings
 from dps.models.vocabularies import VOCABULARY, VocabularyLike, words_at
 from dps.models.where import aside
@@ -71,7 +71,7 @@ class VectorModel(ServerModel[WordModel]):
     RULES: ClassVar[Rules] = {
         "vector_size": Whole(), "window": Whole(), "min_count": Whole(), "epochs": Whole(), "negative": Whole(),
         "batch_words": Whole(), "alpha": Number(), "min_alpha": Number(), "sample": Number(), "seed": Whole(0),
-        "sg": OneOf(1, 0),
+        "sg": OneOf(1, 0), "wire": WIRE,
     }  # fmt: skip
     vector_size: int = field(default=100, kw_only=False)
     client: ClusterLike = None
@@ -85,9 +85,15 @@ class VectorModel(ServerModel[WordModel]):
     sample: float = 1e-3
     batch_words: int = 50_000
     staleness: float = 0
+    wire: WireLike = None
     servers: int = 1
     seed: int = 1
     progress: bool | None = None
+
+    def check(self) -> None:
+        """Refuse impossible settings before any server starts."""
+        super().check()
+        wire_of_rows(self.wire, self.vector_size)
 
     def learn(
         self,
@@ -134,9 +140,10 @@ class VectorModel(ServerModel[WordModel]):
     def _make_tables(self, ps: dps.ParameterServer, vocabulary: Vocabulary) -> tuple[str, str]:
         """Make the tables, with the rows of the model so far, if there is one."""
         tag, count, spread = uuid.uuid4().hex[:8], len(vocabulary.words), 0.5 / self.vector_size
-        tables = f"words-{tag}", f"contexts-{tag}"
-        ps.table(tables[0], self.vector_size, rows=count, init=dps.Uniform(-spread, spread, seed=self.seed))
-        ps.table(tables[1], self.vector_size, rows=count)
+        tables, wire = (f"words-{tag}", f"contexts-{tag}"), wire_of_rows(self.wire, self.vector_size)
+        init = dps.Uniform(-spread, spread, seed=self.seed)
+        ps.table(tables[0], self.vector_size, rows=count, init=init, wire=wire)
+        ps.table(tables[1], self.vector_size, rows=count, wire=wire)
         if self._learnt is not None:
             for name, table in zip(tables, self._learnt[1:], strict=True):
                 values = table.find(np.arange(count))[0]
@@ -229,6 +236,9 @@ class Word2Vec(VectorModel):
         The text whose words were counted has at least 32 batches, unless these would have less than 1,000 words.
     staleness : int or math.inf
         The number of batches by which the fastest trainer may lead the slowest.
+    wire : {"auto", "lists"} or dps.Wire, optional
+        How the rows of vectors travel between trainers and servers, as for
+        :class:`dps.models.LogisticRegression`. By default ``"lists"``, which loses nothing.
     servers : int
         The number of servers that ``fit`` starts.
     seed : int
