@@ -1,0 +1,171 @@
+"""Losses of models whose rows travel in fewer bytes, beside those whose rows travel as they are.
+
+Each seed has data of its own, or a split of its own, and one trainer, so that both fits make the same steps in the same
+order: all that differs is how rows are rounded on their way. *Halves* are bfloat16 in both directions; *byte pushes*
+pull as halves, and push a byte a number, where rows have more than 4. Both hold within this machine, too. The loss is
+of data that is held out. Its difference to that of rows as they are is taken seed by seed, and its spread is the
+standard deviation over the seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+from distributed import Client
+from sklearn.metrics import log_loss
+
+import dps
+from benchmarks.common import Report, parser
+from benchmarks.datasets import zipf_clicks
+from benchmarks.model_factors import Columns, Ratings, generated, rmse
+from benchmarks.model_words import HELD_OUT, MIN_COUNT, HeldOut, zipf_text
+from dps.models import FactorizationMachine, LogisticRegression, MatrixFactorization, Word2Vec
+
+SEEDS = 5
+MOST = 0.1  # percent by which a loss may be larger
+WIRES = {
+    "halves": dps.Wire("bfloat16", "bfloat16", lists=True),
+    "byte pushes": dps.Wire("bfloat16", "int8", lists=True),
+}
+
+Settings = dict[str, Any]
+
+
+class Sizes(NamedTuple):
+    clicks: int
+    held_out_clicks: int
+    features: int
+    ratings: int
+    words: int
+    vocabulary: int
+
+
+FULL = Sizes(60_000, 20_000, 1 << 20, 200_000, 400_000, 5_000)
+QUICK = Sizes(2_000, 1_000, 1 << 16, 5_000, 20_000, 500)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, by the function that fits it: of a seed, of sizes and of settings, to a held-out loss."""
+
+    name: str
+    fit: Callable[[int, Sizes, Settings], float]
+    bytes_too: bool = True  # whether rows have more than 4 numbers
+
+
+def clicks_lost(model: LogisticRegression | FactorizationMachine, seed: int, sizes: Sizes) -> float:
+    """The log-loss of a classifier of clicks that has seen none of these."""
+    X, y = zipf_clicks(sizes.clicks, sizes.features, seed=seed)
+    test = zipf_clicks(sizes.held_out_clicks, sizes.features, seed=seed, start=sizes.clicks)
+    model.fit(X, y)
+    loss = float(log_loss(test[1], model.predict_proba(test[0])))
+    model.forget()
+    return loss
+
+
+def by_adagrad(seed: int, sizes: Sizes, settings: Settings) -> float:
+    model = LogisticRegression(solver="adagrad", shuffle=seed, epochs=3, progress=False, **settings)
+    return clicks_lost(model, seed, sizes)
+
+
+def by_ftrl(seed: int, sizes: Sizes, settings: Settings) -> float:
+    model = LogisticRegression(solver="ftrl", shuffle=seed, epochs=3, progress=False, **settings)
+    return clicks_lost(model, seed, sizes)
+
+
+def by_machine(seed: int, sizes: Sizes, settings: Settings) -> float:
+    model = FactorizationMachine(factors=8, random_state=seed, epochs=3, progress=False, **settings)
+    return clicks_lost(model, seed, sizes)
+
+
+def by_machine_of_likes(seed: int, sizes: Sizes, settings: Settings) -> float:
+    """The log-loss of held-out likes, ratings above 3.5, by a column for each user and each item."""
+    columns, (users, items) = generated(sizes.ratings)
+    ratings = Ratings.split(columns, (users, items), seed)
+
+    def rows(part: Columns) -> tuple[Any, np.ndarray]:
+        size = len(part[0])
+        places = np.column_stack([part[0], users + part[1]]).ravel()
+        matrix = (np.ones(2 * size, np.float32), places, np.arange(0, 2 * size + 1, 2))
+        return scipy.sparse.csr_matrix(matrix, shape=(size, users + items)), part[2] > 3.5
+
+    X, y = rows(ratings.learnt)
+    model = FactorizationMachine(factors=8, random_state=seed, epochs=5, progress=False, **settings).fit(X, y)
+    X, y = rows(ratings.held_out)
+    loss = float(log_loss(y, model.predict_proba(X)))
+    model.forget()
+    return loss
+
+
+def by_factors(seed: int, sizes: Sizes, settings: Settings) -> float:
+    """The error of ratings that were held out, of 32 factors."""
+    ratings = Ratings.split(*generated(sizes.ratings), seed)
+    model = MatrixFactorization("sgd", factors=32, random_state=seed, epochs=15, progress=False, **settings)
+    model.fit(ratings.learnt)
+    (loss,) = rmse(model.predict(*ratings.held_out[:2]), ratings.held_out)
+    model.forget()
+    return loss
+
+
+def by_words(seed: int, sizes: Sizes, settings: Settings) -> float:
+    """The loss of a pair of words of sentences that were held out, with five negatives."""
+    text = zipf_text(sizes.words, sizes.vocabulary, seed)
+    train = [sentence for number, sentence in enumerate(text) if number % HELD_OUT]
+    held_out = HeldOut(text[::HELD_OUT], train)
+    model = Word2Vec(100, min_count=MIN_COUNT, seed=seed + 1, epochs=5, progress=False, **settings).fit(train)
+    ps: dps.ParameterServer = settings["client"]
+    contexts, words = sorted(ps.tables())  # contexts-..., words-...
+    assert model.wv.index_to_key == held_out.words, "the words of the loss are those of the vectors, in their order"
+    loss = float(held_out.loss((ps.client().pull(words), ps.client().pull(contexts))))
+    model.forget()
+    return loss
+
+
+CASES = (
+    Case("click model, adagrad: log-loss", by_adagrad, bytes_too=False),
+    Case("click model, ftrl: log-loss", by_ftrl, bytes_too=False),
+    Case("factorization machine, clicks: log-loss", by_machine),
+    Case("factorization machine, likes: log-loss", by_machine_of_likes),
+    Case("matrix factorization, ratings: RMSE", by_factors),
+    Case("words: loss of a pair", by_words),
+)
+
+
+def compare(report: Report, case: Case, seeds: int, sizes: Sizes, client: dps.ParameterServer) -> None:
+    """Rows of one model: its losses, and by how much they differ, seed by seed."""
+    exact = [case.fit(seed, sizes, {"client": client}) for seed in range(seeds)]
+    mean = statistics.mean(exact)
+    report.add(f"{case.name}, as it is", mean, "")
+    for name, wire in WIRES.items():
+        if name == "byte pushes" and not case.bytes_too:
+            continue
+        found = [case.fit(seed, sizes, {"client": client, "wire": wire}) for seed in range(seeds)]
+        apart = [100 * (narrow / plain - 1) for narrow, plain in zip(found, exact, strict=True)]
+        report.add(f"{case.name}, {name}", statistics.mean(found), "", "as it is", mean)
+        report.add(f"{case.name}, {name}: larger by", statistics.mean(apart), "%", reach=f"<= {MOST} %")
+        report.add(f"{case.name}, {name}: spread of this", statistics.stdev(apart) if seeds > 1 else 0.0, "%")
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--seeds", type=int, default=SEEDS, help="fits of each kind")
+    args = options.parse_args(argv)
+    seeds, sizes = (2, QUICK) if args.quick else (args.seeds, FULL)
+    options = {"processes": False, "dashboard_address": None}
+    with (
+        Report("losses of models whose rows travel in fewer bytes", args.json) as report,
+        dps.LocalCluster(servers=1, trainers=1, **options) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client) as ps,
+    ):
+        for case in CASES:
+            compare(report, case, seeds, sizes, ps)
+
+
+if __name__ == "__main__":
+    main()
