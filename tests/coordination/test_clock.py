@@ -239,6 +239,11 @@ class Machine(RuleBasedStateMachine):
         counted = self.those("expected", "joined", "lost")
         if counted:
             assert self.clock.minimum == min(self.clocks[n] for n in counted)
+        for trainer in range(len(self.clocks)):
+            others = [self.clocks[n] for n in counted if n != trainer]
+            told = self.clock.lowest_of_others(trainer)
+            assert told <= min(others, default=told), "others are told to be further than they are"
+            assert told == min(others, default=told) or math.isinf(self.clock.staleness)
         assert self.clock.minimum >= self.lowest, "the minimum fell"
         self.lowest = self.clock.minimum
 
@@ -453,6 +458,14 @@ class BeginsWithTheFastest(Clock):
     join = mutant(Clock.join, "max(self._clocks[trainer], self._minimum)", "self.maximum")
 
 
+class TakesTheSlowestOfTwoForAlone(Clock):
+    lowest_of_others = mutant(Clock.lowest_of_others, "self._counts.get(own) == 1", "True")
+
+
+class TellsTheFastest(Clock):
+    lowest_of_others = mutant(Clock.lowest_of_others, "return min(", "return max(")
+
+
 class VacantSeatsCount(Clock):
     __init__ = mutant(Clock.__init__, "[: trainers - vacant]", "")
 
@@ -464,6 +477,7 @@ WRONG += [ReadsByTheStalenessOfTheRun, ReadsOneTooEarly, ReadsOneTooLate, Releas
 WRONG += [WaitsOnAfterItsRead, MayWaitForItself, BeginsEachQuestionAnew]
 WRONG += [TheWaitOfATickGoesOn, ReadsStayParked, RecallsTicks]
 WRONG += [BeginsWhereItsSeatWas, BeginsWithTheFastest, VacantSeatsCount]
+WRONG += [TakesTheSlowestOfTwoForAlone, TellsTheFastest]
 
 
 SEEDS = {"WaitsOnWhenFurther": 1, "WaitsOnAfterItsRead": 3}  # the first examples of seed 0 show all other errors

@@ -60,7 +60,9 @@ class TableRoute:
         kind = np.dtype(spec.dtype).num
         runs = [(first, end) for _, first, end in self.runs]
         shape = spec.shard_map, spec.finite, runs
-        self.form = Form(spec.id, kind, spec.dim, *shape, self._codecs(servers or {}) if spec.wire.asks else [])
+        codecs = self._codecs(servers or {}) if spec.wire.asks else []
+        self.has_lists = any(lists for _, _, lists in codecs)  # whether lists of keys have numbers on some link
+        self.form = Form(spec.id, kind, spec.dim, *shape, codecs)
         self.wide_form = Form(spec.id, kind, spec.dim + 1, *shape)  # rows with a column more: BORN
         self.terms: TableTerms | None = None  # once a call was made
 
@@ -101,7 +103,7 @@ class TableTerms:
         sums = at_once and (spec.optimizer.repeats == "sum" or (half and spec.optimizer.repeats == "any"))
         self.clocked = clocked
         # Pulls are cut as pushes are where these name the lists of pulls.
-        most = MOST_PUSHED_KEYS if spec.wire.lists and clocked else MOST_PULLED_KEYS
+        most = MOST_PUSHED_KEYS if route.has_lists and clocked else MOST_PULLED_KEYS
         self.pull, self.certified = (
             Terms(*parts, frames.PULL, flag, False, True, False, most, clocked) for flag in (0, frames.CERTIFICATE)
         )

@@ -567,11 +567,11 @@ class Runs:
 
     def release(self, run: Run, trainers: list[int]) -> None:
         """Answer the ticks of these trainers, whose wait is over, and their questions before reads."""
-        answer = TickAnswer(run.trainers - run.left_count, run.staleness, run.clock.minimum)
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
             if waiting is not None:
-                record = run.records[trainer]
+                lowest, record = run.clock.lowest_of_others(trainer), run.records[trainer]
+                answer = TickAnswer(run.trainers - run.left_count, run.staleness, lowest)
                 known, record.renewals = record.renewals, self._renewals
                 told = answer if known == self._renewals else answer._replace(renewed=True)
                 waiting.connection.reply(told.header(waiting.header.request))

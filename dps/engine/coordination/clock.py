@@ -281,6 +281,23 @@ class Clock:
         """The lowest clock of all trainers that count; once no trainer counts, the last such clock."""
         return self._minimum
 
+    def lowest_of_others(self, trainer: int) -> int:
+        """A clock that all other trainers that count have reached: the lowest of theirs.
+
+        In a run without a bound, where no trainer is held back, it may be the clock of the trainer itself.
+
+        >>> clock = Clock(staleness=2, trainers=2)
+        >>> clock.join(0, 0, now=0.0), clock.join(1, 0, now=0.0), clock.tick(1, 2, now=0.0)
+        (0, 0, [1])
+        >>> clock.lowest_of_others(0), clock.lowest_of_others(1)
+        (2, 0)
+        """
+        own = self._clocks[trainer]
+        is_last = own == self._minimum and self._counts.get(own) == 1 and self._states[trainer] is not TrainerState.LEFT
+        if not is_last or math.isinf(self.staleness):  # else there would be as many clocks as trainers to look at
+            return self._minimum
+        return min((clock for clock in self._counts if clock != own), default=own)
+
     @property
     def maximum(self) -> int:
         return max(self._clocks)
