@@ -252,6 +252,7 @@ class ExpectedContents:
         self.done: set[int] = set()  # authors whose programs have ended
         self.splits = False  # tables are split, so that servers forget the answers that they keep
         self.merges = False  # and merged
+        self.kept = False  # trainers keep rows, which have what is promised and perhaps no more
         meet = [draw.random() < 0.1 for _ in range(clocks)]
         self.programs = [
             [self._draw(draw, n, c, 0, draw.choice((0, 1, 2, 3)), meet[c]) for c in range(clocks)]
@@ -491,12 +492,12 @@ class Attempt:
         act.table.check(f"a reading call{self._when}", keys, rows, least)
 
     def _pull(self, act: Act) -> None:
-        least = self._least(act.table)
+        least = self._least(act.table, acknowledged=not (self.timed and self.expected.kept))
         rows = self._rows(self.caller.pull(act.table.name, self._where(act)))
         act.table.check(f"a pull{self._when}", act.keys, rows, least)
 
     def _pull_async(self, act: Act) -> None:
-        least = self._least(act.table)
+        least = self._least(act.table, acknowledged=not (self.timed and self.expected.kept))
         self.pulls.append((act, self.caller.pull_async(act.table.name, self._where(act)), least))
 
     def _pull_certified(self, act: Act) -> None:

@@ -176,6 +176,7 @@ def count_ops(
     splits: bool = False,
     merges: bool = False,
     lists: bool = False,
+    cached: bool = False,
 ) -> None:
     """The default scenario: trainers and clients push and pull, and every op is accounted for."""
     draw = random.Random(f"work {schedule.seed}")
@@ -191,11 +192,12 @@ def count_ops(
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
         placed = partition_for(schedule.seed, name, rows) if partitions else None
         wire = dps.Wire(lists=True) if lists else None
-        spec = sim.table(name, schedule.trainers + clients, partition=placed, wire=wire, **made)
+        cache = dps.Cache(random.Random(f"cache {schedule.seed}").choice((300, "1 MB"))) if cached else None
+        spec = sim.table(name, schedule.trainers + clients, partition=placed, wire=wire, cache=cache, **made)
         specs.append(spec)
     common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions
     expected = ExpectedContents(*common, deletions, DeletingTable) if deletions else ExpectedContents(*common)
-    expected.splits, expected.merges = splits or merges, merges
+    expected.splits, expected.merges, expected.kept = splits or merges, merges, cached
     for function in (*(FUNCTIONS if functions else ()), *([delete_listed] if deletions else ())):
         sim.register(function)
     skipping = draw.random() < 0.5
@@ -205,7 +207,8 @@ def count_ops(
         return pauses.choice((0.0, schedule.compute, sum(schedule.faults.latency))) * pauses.expovariate(1.0)
 
     calls = [sim.submit(expected.call, author, pause) for author in expected.authors[schedule.trainers :]]
-    sim.run(expected.train, range(schedule.trainers), staleness=schedule.staleness, args=(skipping,))
+    threads = 1 + schedule.seed % schedule.trainers
+    sim.run(expected.train, range(schedule.trainers), staleness=schedule.staleness, args=(skipping,), threads=threads)
     sim.gather(calls)
     sim.rest()
     expected.close(sim.client())

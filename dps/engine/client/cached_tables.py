@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dps.engine.client.inputs import as_keys, flat_rows, split_sparse
+from dps.engine.client.inputs import as_keys, flat_keys, flat_rows, split_sparse
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, flat, prepared_pull, room_for
 from dps.engine.client.row_cache import OpenChange, RowCache, Step
 from dps.engine.client.ticket import Pending, SentCall
@@ -107,8 +107,7 @@ class CachedTables:
             return None
         cache = self._cache(spec)
         if rule == DELETE:
-            sparse = None if keys is None else split_sparse(spec.name, spec, keys)
-            return cache.change(self, None if keys is None else as_keys(keys if sparse is None else sparse[0], "")[0])
+            return cache.change(self, None if keys is None else flat_keys(spec, keys)[0])
         named, rows = flat_rows(spec, keys, values)
         # What an earlier attempt has pushed is a repeat, which changes nothing on the servers.
         step = step_of(spec, rule, self._session.own.clock) if not self._session.own.attempt else None
