@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 
 import dask
@@ -10,7 +11,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from dps.errors import InputError
 
-__all__ = ["count", "flag", "limit", "nbytes", "polling", "scheduler_grace", "seconds", "spill_directory"]
+__all__ = ["bandwidth", "count", "flag", "limit", "nbytes", "polling", "scheduler_grace", "seconds", "spill_directory"]
 
 # Longest time of polling: a longer wait exceeds by far the time that it takes to wake a sleeping core.
 MAX_POLLING_SECONDS = 1e-3
@@ -58,6 +59,19 @@ def nbytes(name: str) -> int:
     4194304
     """
     return parse_bytes(dask.config.get(f"dps.limits.{name}"))
+
+
+def bandwidth() -> float:
+    """``dps.limits.bandwidth`` in bytes a second; infinity: no limit.
+
+    >>> bandwidth()
+    inf
+    """
+    value = dask.config.get("dps.limits.bandwidth")
+    rate = math.inf if value is None else parse_bytes(value)
+    if rate <= 0:
+        raise InputError(f"dps.limits.bandwidth is {value!r}: it is bytes a second, such as '50 MiB', or null")
+    return rate
 
 
 def polling(name: str = "polling") -> float:

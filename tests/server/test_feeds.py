@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from dps.engine.server.replication import Relay
 from dps.engine.state.ops import ADD, Op, TableSpec
 from dps.engine.state.shard import KeyedShard
 from dps.engine.wire import frames
+from dps.engine.wire.bandwidth import BURST_SECONDS, LinkBudget
 from dps.engine.wire.frames import Header, decode_header, encode_header
 from dps.engine.wire.headers import DumpPiece
 
@@ -126,12 +128,13 @@ class Feeder:
 spec = TableSpec("n", dim=DIM, shards=2)
 
 
-def feeders(push=None, count=3, seconds=1.0, loop_seconds=0.0):
-    """Servers feed one joiner; `push(feeder)` begins the pushes of each."""
+def feeders(push=None, count=3, seconds=1.0, loop_seconds=0.0, rate=math.inf):
+    """Servers feed one joiner; `push(feeder)` begins the pushes of each. `rate`: of the budget of each server."""
     clock = Clock()
     joiner = Joiner(clock)
     found = [Feeder(clock, joiner, loop_seconds) for _ in range(count)]
     for feeder in found:
+        feeder.relay.budget = LinkBudget(rate)
         feeder.join()
         if push is not None:
             clock.later(0.0001, push, feeder)
@@ -199,7 +202,15 @@ def a_joiner_catches_up_before_answers_wait_for_it():
     assert feeder.caught_up_at < 0.75 * pace.END_SECONDS
 
 
+def dumps_have_the_budget_of_their_server():
+    _, three = feeders(seconds=2.0, rate=1e7)
+    nbytes = ROWS * (8 + 4 * DIM)
+    for feeder in three:
+        assert 0.9 * nbytes / 1e7 - BURST_SECONDS < feeder.caught_up_at < 1.1 * nbytes / 1e7, feeder.caught_up_at
+
+
 SCENARIOS = [
+    dumps_have_the_budget_of_their_server,
     no_push_waits_for_a_learning_joiner,
     pushes_that_wait_for_the_joiner_keep_their_rate,
     a_dump_has_its_share_of_a_loop_that_serves,
@@ -248,6 +259,13 @@ WRONG = {
     ),
     "one piece is under way at a time": (
         replicas, "next_piece", "MOST_UNDER_WAY - 1", "0", a_dump_has_all_of_a_loop_that_serves_nothing
+    ),
+    "dumps take what they like of the link": (
+        FeedsOfJoiner, "go_on", "relay.budget.due(now)", "now", dumps_have_the_budget_of_their_server
+    ),
+    "pieces cost nothing": (
+        JoinerFeed, "_send", "self.relay.budget.spend(nbytes, self.sent_at)", "pass",
+        dumps_have_the_budget_of_their_server,
     ),
     "no feed goes on after an op": (
         FeedsOfJoiner, "op_confirmed", "relay.endpoint.later(0, self.go_on, relay)", "pass",

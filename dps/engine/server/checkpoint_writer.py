@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from dps.engine.checkpoints.shard_file import FileRecord, write_shard
 from dps.engine.server.replicas import Replica
 from dps.engine.server.requests import ServerRole
@@ -241,6 +243,7 @@ class WritingThread(Writing):
             future = self.endpoint.submit(self._next, pieces)
             yield piece
             self._throttle()
+            self._wait_for_link(sum(array.nbytes for array in piece if isinstance(array, np.ndarray)))
 
     def _next(self, pieces: Iterator[Piece]) -> Piece | None:
         """The next piece; runs in the endpoint's thread, and counts the CPU time that it takes."""
@@ -263,6 +266,13 @@ class WritingThread(Writing):
         else:
             due = now  # no client waits, so writing goes on at full speed
         self._rested, self._spent = max(due, time.monotonic()), spent  # a rest cut short at its maximum is still due
+
+    def _wait_for_link(self, nbytes: int) -> None:
+        """Sleep until the next piece may leave, as `dps.limits.bandwidth` allows."""
+        budget = self.role.relay.budget
+        budget.spend(nbytes, self.endpoint.now())
+        while not self.stop and (left := budget.due(now := self.endpoint.now()) - now) > 0:
+            time.sleep(min(left, STOP_CHECK_SECONDS))
 
     def wait(self, function: Callable[..., R], *args: object) -> R:
         return self._result(self.endpoint.submit(function, *args))

@@ -26,6 +26,7 @@ from dps.engine.state.shard import KeyedShard, make_shard
 from dps.engine.state.spill import attach_file
 from dps.engine.state.transfer import Dump
 from dps.engine.wire import frames
+from dps.engine.wire.bandwidth import LinkBudget
 from dps.engine.wire.frames import encode_header, pack_arrays, padded
 from dps.engine.wire.headers import DumpPiece
 from dps.engine.wire.messages import CaughtUp
@@ -133,7 +134,8 @@ class FeedingRelay(Protocol):
     carrier: Carrier
     memory: PieceMemory
     pace: DumpPace
-    rate: float  # bytes a second that dumps may have: `dps.limits.move`
+    rate: float  # bytes a second that the dump of a shard may have: `dps.limits.move`
+    budget: LinkBudget  # of the server: `dps.limits.bandwidth`
     piece: int  # bytes of rows in a frame
 
     @property
@@ -246,6 +248,7 @@ class JoinerFeed:
         self.under_way += nbytes
         self.sent_at = self.relay.endpoint.now()
         self.due = max(self.due, self.sent_at) + nbytes / self.relay.rate
+        self.relay.budget.spend(nbytes, self.sent_at)
         piece = DumpPiece(self.replica.spec.id, self.relay.ops.epoch, self.replica.number, content, text_bytes)
         head = encode_header(piece.header()._replace(body=nbytes))
         self.relay.ops.send(self.to, Forward.of_piece(self, (memory, content), head, tuple(pieces), nbytes))
@@ -287,7 +290,7 @@ class FeedsOfJoiner:
             relay.endpoint.later(0, self.go_on, relay)
 
     def go_on(self, relay: FeedingRelay) -> None:
-        """Send pieces, the feeds in turn, at the server's pace, and as `dps.limits.move` allows."""
+        """Send pieces, the feeds in turn, at the server's pace, and as `dps.limits.move` and `.bandwidth` allow."""
         joiner, clock = self._joiner, relay.endpoint.now
         while waiting := [feed for feed in self.queue if feed.has_more]:
             now, under_way = clock(), sum(feed.under_way for feed in self.queue) / relay.piece
@@ -297,7 +300,7 @@ class FeedsOfJoiner:
                 return
             dues = [feed.may_leave(now, joiner.learning_bytes) for feed in waiting]
             feed = next((feed for feed, due in zip(waiting, dues, strict=True) if due <= now + AHEAD_SECONDS), None)
-            when = max(when, relay.pace.rested_at(now))
+            when = max(when, relay.pace.rested_at(now), relay.budget.due(now))
             if feed is None or when > now:
                 self._wake(relay, max(when, min(dues)))
                 return

@@ -50,6 +50,7 @@ from dps.engine.server.pace import PIECE_BYTES, DumpPace
 from dps.engine.server.replicas import FeedsOfJoiner, JoinerFeed, PieceMemory, Replica
 from dps.engine.telemetry.snapshot import ShardMove
 from dps.engine.wire import frames
+from dps.engine.wire.bandwidth import LinkBudget
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import SteppedDown, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
@@ -93,6 +94,7 @@ class Relay:
         self.addresses: dict[int, tuple[str, int]] = {}
         self.has_successors = False  # a replica has a successor
         self.rate: float = config.nbytes("move")
+        self.budget = LinkBudget(config.bandwidth())
         self.piece = PIECE_BYTES
         self.memory, self.pace = PieceMemory(), pace
         self._silence_seconds = config.seconds("silence")

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from dps import config
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import as_keys
 from dps.engine.client.table import place_of
@@ -36,6 +37,7 @@ from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import hash_keys
 from dps.engine.training.pulled_rows import PulledRows, WantedRows
 from dps.engine.training.types import Batch
+from dps.engine.wire.bandwidth import LinkBudget
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["NotingCalls", "RowsAhead", "StaleRows", "check_combination", "checked_ahead"]
@@ -216,6 +218,7 @@ class RowsAhead:
             )
         self._standing, self._client = standing, standing.client
         self._pull, self._ahead = pull, checked_ahead(ahead)
+        self._budget = LinkBudget(config.bandwidth())
         self._coming: deque[BatchAhead] = deque()
         self._place = self._next_op()  # behind the last op that was noted
         self.calls = NotingCalls(self._client, self._noted)
@@ -273,13 +276,16 @@ class RowsAhead:
         return wanted.filled(self._client.pull(wanted.asked)) if len(wanted) else {}
 
     def _send(self) -> None:
-        """Send pulls for the next batches, as far as they may serve."""
-        standing, clock = self._standing, self._client.session.own.clock
+        """Send pulls for the next batches, as far as they may serve, and as `dps.limits.bandwidth` allows."""
+        standing, clock, now = self._standing, self._client.session.own.clock, self._client.session.now()
         for step, coming in enumerate(self._coming, 1):
+            if self._budget.due(now) > now:  # then they are pulled when they are needed
+                return
             serves = functools.partial(may_serve, standing.others_clock, clock + step)
             if coming.pull is None and serves(standing.staleness):
                 wanted = self._wanted(coming)
                 if len(wanted) and serves(self._bound(wanted)) and not self._aggregates(wanted):
+                    self._budget.spend(self._bytes_of(wanted), now)
                     coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_ahead(wanted.asked, step))
 
     def _wanted(self, batch: BatchAhead) -> WantedRows:
@@ -297,6 +303,11 @@ class RowsAhead:
         if self._client.session.gate is None:
             return self._standing.staleness
         return tightest(self._standing.staleness, *(spec.staleness for spec in self._specs(wanted)))
+
+    def _bytes_of(self, wanted: WantedRows) -> int:
+        """How many bytes a pull takes of the link: keys there, and rows back."""
+        counts = map(len, wanted.keys.values())
+        return sum(n * (8 + spec.dim * spec.itemsize) for n, spec in zip(counts, self._specs(wanted), strict=True))
 
     def _specs(self, wanted: WantedRows) -> Iterator[TableSpec]:
         return (self._client.spec_of(place_of(table, keys).table) for table, keys in wanted.keys.items())

@@ -21,6 +21,7 @@ messages            typed messages of runs, membership, placement, functions and
 structs             types of messages are read before several threads decode them
 remembered          values that travel once, and are known again by their hash
 values              arguments and results of functions as bytes
+bandwidth           the bytes a second that work in the background may take of a link
 once                an object that several threads may close is closed once
 =================== ======================================================
 """
