@@ -9,6 +9,8 @@ of the cable. There is no way to make it long, too: this kernel cannot delay pac
   back, a key and a row there, 144 bytes with dim 16, 24 with dim 1. *All that travels* is what the network device
   counts. *Halves* and *bytes* are tables with ``wire=``.
 * *rows a second*: beside what a plain socket gets through the same cable of such bodies.
+* *models*: fits of a factorization machine, of factors of ratings and of words (the data is that of `wire_losses.py`),
+  with `wire="auto"` and with rows as they are.
 * *click model*: examples a second in the second epoch (2^24 features, two trainers), with rows as they are and as
   halves, with the cable and with nothing in the way of the packets.
 
@@ -35,11 +37,12 @@ import dps
 from benchmarks.click_model import ADAGRAD, BATCH, TRAINERS, Data, part, pull_model, train
 from benchmarks.common import Report, parser
 from benchmarks.processes import PATIENCE, Machines, Namespace, machines, wait_for
+from benchmarks.wire_losses import CASES, FULL, QUICK, Fitted, Sizes, by_factors, by_machine, by_words
 from dps.engine.core.codec import CODECS, bytes_of_row, decode, encode
 
 GIGABITS = (1.0,)
 ROWS = 10_000  # of a pull or push
-ROUNDS, TURN_CALLS = 5, 20
+ROUNDS, TURN_CALLS, MODEL_ROUNDS = 5, 20, 3
 PORT = 9876
 CLICKS, FEATURES, EPOCHS, TEST_ROWS = 200_000, 1 << 24, 3, 20_000
 # How rows travel: a name, and the table's wire.
@@ -205,6 +208,25 @@ def measure_clicks(
         report.add(f"{what}: held-out loss", loss, "", "as they are", plain[2])
 
 
+MODELS = [case for case in CASES if case.fit in (by_machine, by_factors, by_words)]
+
+
+def measure_models(report: Report, ps: dps.ParameterServer, cable: Namespace, gigabits: float, sizes: Sizes) -> None:
+    """Fits of estimators through the cable, turn by turn."""
+    cable.limit(gigabits)
+    for case in MODELS:
+        case.fit(0, QUICK, {"client": ps}).model.forget()  # because the first fit compiles
+        found: dict[str, list[Fitted]] = {"as they are": [], "auto": []}
+        for seed in range(1 if sizes is QUICK else MODEL_ROUNDS):
+            for name, wire in (("as they are", dps.Wire()), ("auto", "auto")):
+                found[name].append(case.fit(seed, sizes, {"client": ps, "wire": wire}))
+                found[name][-1].model.forget()
+        plain, auto = ([statistics.median(fit.seconds for fit in fits), fits[0].loss] for fits in found.values())
+        what = f"{gigabits:g} Gb/s, {case.name}"
+        report.add(f"{what}: fits a minute, auto", 60 / auto[0], "/min", "as they are", 60 / plain[0], reach=">= 1.5 x")
+        report.add(f"{what}: loss of seed 0, auto", auto[1], "", "as they are", plain[1])
+
+
 def trained(
     ps: dps.ParameterServer, cable: Namespace, parts: list, data: Data, wire: dps.Wire | None
 ) -> tuple[float, int, float]:
@@ -252,6 +274,7 @@ def measure(report: Report, args: argparse.Namespace) -> None:
             for dim in (1, 16):
                 measure_rows(report, ps, cable, gigabits, dim)
             measure_clicks(report, client, ps, cable, gigabits, CLICKS // 10 if args.quick else CLICKS)
+            measure_models(report, ps, cable, gigabits, QUICK if args.quick else FULL)
 
 
 def main(argv: list[str] | None = None) -> None:

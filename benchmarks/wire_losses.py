@@ -42,6 +42,14 @@ Settings = dict[str, Any]
 class Fitted(NamedTuple):
     model: Any
     loss: float  # held out
+    seconds: float  # of the fit
+
+
+def timed(model: Any, *data: Any) -> float:
+    """Fit a model; the seconds that it took."""
+    began = time.perf_counter()
+    model.fit(*data)
+    return time.perf_counter() - began
 
 
 class Sizes(NamedTuple):
@@ -70,8 +78,8 @@ def clicks_lost(model: LogisticRegression | FactorizationMachine, seed: int, siz
     """The log-loss of a classifier of clicks that has seen none of these."""
     X, y = zipf_clicks(sizes.clicks, sizes.features, seed=seed)
     test = zipf_clicks(sizes.held_out_clicks, sizes.features, seed=seed, start=sizes.clicks)
-    model.fit(X, y)
-    return Fitted(model, float(log_loss(test[1], model.predict_proba(test[0]))))
+    seconds = timed(model, X, y)
+    return Fitted(model, float(log_loss(test[1], model.predict_proba(test[0]))), seconds)
 
 
 def by_adagrad(seed: int, sizes: Sizes, settings: Settings) -> Fitted:
@@ -101,18 +109,19 @@ def by_machine_of_likes(seed: int, sizes: Sizes, settings: Settings) -> Fitted:
         return scipy.sparse.csr_matrix(matrix, shape=(size, users + items)), part[2] > 3.5
 
     X, y = rows(ratings.learnt)
-    model = FactorizationMachine(factors=8, random_state=seed, epochs=5, progress=False, **settings).fit(X, y)
+    model = FactorizationMachine(factors=8, random_state=seed, epochs=5, progress=False, **settings)
+    seconds = timed(model, X, y)
     X, y = rows(ratings.held_out)
-    return Fitted(model, float(log_loss(y, model.predict_proba(X))))
+    return Fitted(model, float(log_loss(y, model.predict_proba(X))), seconds)
 
 
 def by_factors(seed: int, sizes: Sizes, settings: Settings) -> Fitted:
     """The error of ratings that were held out, of 32 factors."""
     ratings = Ratings.split(*generated(sizes.ratings), seed)
     model = MatrixFactorization("sgd", factors=32, random_state=seed, epochs=15, progress=False, **settings)
-    model.fit(ratings.learnt)
+    seconds = timed(model, ratings.learnt)
     (loss,) = rmse(model.predict(*ratings.held_out[:2]), ratings.held_out)
-    return Fitted(model, loss)
+    return Fitted(model, loss, seconds)
 
 
 def by_words(seed: int, sizes: Sizes, settings: Settings) -> Fitted:
@@ -120,11 +129,12 @@ def by_words(seed: int, sizes: Sizes, settings: Settings) -> Fitted:
     text = zipf_text(sizes.words, sizes.vocabulary, seed)
     train = [sentence for number, sentence in enumerate(text) if number % HELD_OUT]
     held_out = HeldOut(text[::HELD_OUT], train)
-    model = Word2Vec(100, min_count=MIN_COUNT, seed=seed + 1, epochs=5, progress=False, **settings).fit(train)
+    model = Word2Vec(100, min_count=MIN_COUNT, seed=seed + 1, epochs=5, progress=False, **settings)
+    seconds = timed(model, train)
     ps: dps.ParameterServer = settings["client"]
     contexts, words = sorted(ps.tables())  # contexts-..., words-...
     assert model.wv.index_to_key == held_out.words, "the words of the loss are those of the vectors, in their order"
-    return Fitted(model, float(held_out.loss((ps.client().pull(words), ps.client().pull(contexts)))))
+    return Fitted(model, float(held_out.loss((ps.client().pull(words), ps.client().pull(contexts)))), seconds)
 
 
 CASES = (
