@@ -20,6 +20,7 @@ from dps.engine.telemetry.snapshot import (
     ServerStatus,
     Straggler,
     TableStatus,
+    TableTraffic,
     Turnover,
 )
 
@@ -33,6 +34,7 @@ __all__ += [
     "size_text",
     "subject",
     "time_text",
+    "traffic_text",
     "turnover_text",
 ]
 
@@ -213,6 +215,19 @@ def turnover_text(turnover: Turnover | None) -> str:
     if turnover.spill_bytes:
         parts.append(f"files of {size_text(turnover.spill_bytes)}")
     return ", ".join([f"{full:.0%} full", *parts] if full else parts)
+
+
+def traffic_text(traffic: TableTraffic) -> str:
+    """The bytes that requests for a table and their answers had, in a few words; "" where there were none.
+
+    Examples
+    --------
+    >>> traffic_text(TableTraffic(keys=8_000, pushed=64_000, pulled=0, headers=128))
+    'keys 7.81 kiB, pushed 62.50 kiB, headers 128 B'
+    """
+    return ", ".join(
+        f"{what} {size_text(nbytes)}" for what, nbytes in msgspec.structs.asdict(traffic).items() if nbytes
+    )
 
 
 def subject(finding: Straggler) -> str:

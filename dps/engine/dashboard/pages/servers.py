@@ -35,6 +35,7 @@ from dps.engine.dashboard.text import (
     hot_share_text,
     number_text,
     size_text,
+    traffic_text,
     turnover_text,
 )
 from dps.engine.telemetry.hot_keys import HOTTEST
@@ -350,6 +351,7 @@ class PlacementPlot(Html):
                 f"{number_text(table.rows)} x {table.dim} {escape(table.dtype)}",
                 escape(table.optimizer),
                 turnover_text(table.turnover) or "rows stay",
+                traffic_text(table.traffic) or "nothing",
                 chains(table.chains),
             )
             for name, table in ((name, snapshot.tables[name]) for name in names[:MAX_TABLES])
@@ -359,7 +361,7 @@ class PlacementPlot(Html):
             (f"<span class='soft'>{time.strftime('%H:%M:%S', time.localtime(when))}</span>", escape(event))
             for when, event in snapshot.events[: -MAX_EVENTS - 1 : -1]
         ]
-        head = ("table", "rows", "optimizer", "rows come and go", "servers: shards")
+        head = ("table", "rows", "optimizer", "rows come and go", "what has travelled", "servers: shards")
         return (
             f"{top}<div class='beside'><div>{failed}"
             + html_table(head, rows)
