@@ -261,7 +261,7 @@ WRONG = {
     "parts have all rows": ("_divided", "mine = slice(", "mine = slice(0 * "),
     "the ledger is lost": (
         "finish",
-        "divided_ledger(self.shard.ledger, *self.spec.shard_map.edges[number : number + 2])",
+        "self._ledger_of(number)",
         "type(self.shard.ledger)()",
     ),
     "rows change places": ("_divided", "else grouping.order[mine]", "else grouping.order[mine][::-1]"),
@@ -320,7 +320,6 @@ def test_a_shard_that_gets_another_number_is_as_one_whose_rows_were_copied(name,
     for step in then:
         for shard in (made, expected):
             apply(larger, shard, 2, (step[0], step[1], step[2] + 20, *step[3:]))
-    made.ledger = expected.ledger  # which keeps no answers
     assert first_difference(made, expected) is None
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.ledger_parts import divided_ledger
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import group
@@ -104,10 +105,16 @@ class Division:
             mine: Description = dict(meta)
             if number > self._numbers[0]:
                 mine |= {"gone": [0, 0]} | ({"come": [0, 0]} if "come" in meta else {})
-            ledger = divided_ledger(self.shard.ledger, *self.spec.shard_map.edges[number : number + 2])
-            made[number] = part.finish(mine, waiting + divided, ledger)
+            made[number] = part.finish(mine, waiting + divided, self._ledger_of(number))
         self._is_whole = True
         return made
+
+    def _ledger_of(self, number: int) -> Ledger:
+        """The ledger of a part. A shard that stays whole keeps the answers, as it does where it is `Renumbered`:
+        what goes on at a server decides which of the two it is there, and copies are to be equal."""
+        if len(self._numbers) == 1:
+            return Ledger.from_arrays(self.shard.ledger.to_arrays())
+        return divided_ledger(self.shard.ledger, *self.spec.shard_map.edges[number : number + 2])
 
     def close(self) -> None:
         """Let the shard's rows move again; and release the files of parts that are not whole."""
