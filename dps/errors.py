@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 __all__ = [
     "AccessDeniedError",
+    "BehindError",
     "BusyError",
     "CheckpointError",
     "ClockTimeoutError",
@@ -130,6 +131,10 @@ class MovedError(DPSError, ConnectionError):
 
 class LeaseError(MovedError):
     """A server's lease is over. It is asking other servers whether it may go on without the controller."""
+
+
+class BehindError(MovedError):
+    """A backup does not know that it has all acknowledged pushes to a shard. The client asks the primary."""
 
 
 class FencedError(DPSError, ConnectionError):

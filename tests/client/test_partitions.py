@@ -195,7 +195,7 @@ def test_a_client_that_divides_keys_otherwise_is_refused(servers, pair, monkeypa
     client.push("t", keys, np.ones((40, DIM)))
     before = client.pull("t", keys)
     monkeypatch.setattr(
-        TableRoute, "__init__", mutant(TableRoute.__init__, "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),")
+        TableRoute, "_form", mutant(TableRoute._form, "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),")
     )
     with servers.client() as wrong:
         name = type(partition).__name__
@@ -226,14 +226,14 @@ def test_a_server_that_does_not_check_makes_second_rows(servers, monkeypatch) ->
         client.push("w", keys, keys + 1)
         monkeypatch.setattr(
             TableRoute,
-            "__init__",
-            mutant(TableRoute.__init__, "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),"),
+            "_form",
+            mutant(TableRoute._form, "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),"),
         )
         with servers.client() as wrong:
             assert not wrong.pull("w", keys).all()
             with pytest.raises(InputError, match="divides keys by another rule"):
                 wrong.push("w", keys, keys)
-            monkeypatch.setattr(ServerTable, "_check_own", lambda self, number, keys: None)
+            monkeypatch.setattr(ServerTable, "check_own", lambda self, number, keys: None)
             wrong.push("w", keys, keys)
         monkeypatch.undo()
         assert client.pull("w", keys).tolist() != (2 * keys + 1).tolist()

@@ -40,7 +40,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.now, self.channels = 0.0, [Channel(), Channel()]
-        self.route = SimpleNamespace(spec="spec")
+        self.route = SimpleNamespace(spec="spec", runs=[], reads_copies=False)
         self.checked: list[str] = []
         self.went_on: list[object] = []
         self.stopped = False
@@ -52,12 +52,13 @@ class Stage:
             cancelled=lambda: self.stopped,
             check=self.stop,
             acting=None,
-            connections=lambda route: list(self.channels),
+            connections=lambda route, runs: list(self.channels),
             terms=lambda route: None,
         )
         self.calls._exchange = SimpleNamespace(began=1.0, at=0, current=1, open=[], make=lambda asked, acting: ["made"])
         self.calls._moving, self.calls._until = None, 0.0
         self.table = table_of(self.route, self.channels, self.checked.append)
+        self.asked: Any = [(self.table.wires,)]
         self.calls._tables = {"w": self.table}
         self.calls._go_on = self.go_on
         self.calls._check_aggregate = None
@@ -66,7 +67,7 @@ class Stage:
     def stop(self) -> None:
         raise StoppedError("Dask has cancelled the task")
 
-    def go_on(self, tables: list[object]) -> list[str]:
+    def go_on(self, tables: list[object], asked: object) -> list[str]:
         self.went_on += tables
         return ["went on"]
 
@@ -106,7 +107,7 @@ def the_present_route_counts(stage: Stage) -> None:
 def without_connections_none_is_plain(stage: Stage) -> None:
     """A table of which a connection is missing is not called in the plain way."""
     del stage.calls._renew
-    stage.calls._session.connections = lambda route: None
+    stage.calls._session.connections = lambda route, runs: None
     assert stage.calls._renew("w") is None
     stage.calls._session.settled = {}
     assert stage.calls._renew("w") is None
@@ -116,7 +117,7 @@ def a_broken_connection_is_closed(stage: Stage) -> None:
     """The connection on which a call broke is in the middle of a message, so it fails; the rest goes on."""
     for error in (ConnectionError("broke"), ServerGoneError("gone")):
         stage.raises(error)
-        assert stage.calls._make([stage.table], []) == ["went on"]
+        assert stage.calls._make([stage.table], stage.asked) == ["went on"]
         assert stage.channels[1].errors == [error]
         stage.channels[1].errors.clear()
     assert not stage.channels[0].errors
@@ -128,7 +129,7 @@ def an_interrupted_call_is_not_sent_again(stage: Stage) -> None:
     stage.raises(KeyboardInterrupt())
     stage.calls._exchange.open = [(0, 0, 0, 7, b""), (0, 1, 1, 8, b"")]
     with pytest.raises(KeyboardInterrupt):
-        stage.calls._make([stage.table], [])
+        stage.calls._make([stage.table], stage.asked)
     assert all(channel.errors for channel in stage.channels)
     assert not stage.went_on
 
@@ -137,7 +138,7 @@ def what_is_open_goes_on(stage: Stage) -> None:
     """A call with unanswered legs goes on over the channels; one that is made or declined does not."""
     for outcome, result in ((OPEN, ["went on"]), (DECLINED, DECLINED), (["made"], ["made"])):
         stage.calls._exchange.make = lambda asked, acting, outcome=outcome: outcome
-        assert stage.calls._make([stage.table], []) == result
+        assert stage.calls._make([stage.table], stage.asked) == result
     assert stage.went_on == [stage.table]
 
 
@@ -177,7 +178,7 @@ def the_caller_is_asked(stage: Stage) -> None:
 
 def only_aggregating_tables_are_checked(stage: Stage) -> None:
     """The check is for tables with aggregate=."""
-    session = SimpleNamespace(terms=lambda route: None)
+    session = SimpleNamespace(terms=lambda route: SimpleNamespace(of_primaries=None))
     for aggregate, check in ((None, None), ("sum", print)):
         route = SimpleNamespace(spec=SimpleNamespace(aggregate=aggregate, staleness=None))
         assert PlainTable(route, [], session, print).check is check  # type: ignore[arg-type]
@@ -207,13 +208,14 @@ WRONG = {
     "no check": (PlainCalls, "_terms", "table.check(table.route.spec)", "pass", checks_before_a_push),
     "cancelled tasks go on": (PlainCalls, "_known", "session.cancelled()", "False", cancelled_tasks_stop),
     "an old route": (PlainCalls, "_known", "is not session.settled.get(name)", "is None", the_present_route_counts),
-    "no connections": (PlainCalls, "_renew", " or channels is None", "", without_connections_none_is_plain),
+    "no connections": (PlainCalls, "_renew", "channels is None and not route.reads_copies", "False",
+                       without_connections_none_is_plain),
     "a broken connection stays": (PlainCalls, "_make", "exchange.current].fail(error)", "exchange.current]",
                                   a_broken_connection_is_closed),
     "another connection fails": (PlainCalls, "_make", "[exchange.current]", "[0]", a_broken_connection_is_closed),
     "lost servers raise": (PlainCalls, "_make", "(ConnectionError, *RETRIED)", "ZeroDivisionError",
                            a_broken_connection_is_closed),
-    "interrupted calls stay open": (PlainCalls, "_make", "wires.channels[run].fail(error)", "wires",
+    "interrupted calls stay open": (PlainCalls, "_make", "[0].channels[run].fail(error)", "[0]",
                                     an_interrupted_call_is_not_sent_again),
     "open calls are lost": (PlainCalls, "_make", "if answer is OPEN else", "if False else", what_is_open_goes_on),
     "declined calls go on": (PlainCalls, "_make", "answer is OPEN", "answer is DECLINED", what_is_open_goes_on),

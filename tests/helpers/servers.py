@@ -240,7 +240,12 @@ class LocalSession(ClientSession):
         self.remedy = "start anew"
         self.epoch, self._servers = self.known.epoch, dict(self.known.addresses)
         routes = [
-            TableRoute(spec, [p.chain[0] if p.chain else -1 for p in places])
+            TableRoute(
+                spec,
+                [p.chain[0] if p.chain else -1 for p in places],
+                chains=[p.chain for p in places] if spec.reads == "copies" else (),
+                reader=self.own.id,
+            )
             for spec, places in self.known.tables.values()
         ]
         self.know(routes)

@@ -26,7 +26,8 @@ from dps.errors import RequestTimeoutError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
-BETWEEN_MACHINES = {"MovedError", "LeaseError", "FencedError"}  # clients and servers deal with these by themselves
+# Clients and servers deal with these by themselves.
+BETWEEN_MACHINES = {"MovedError", "LeaseError", "BehindError", "FencedError"}
 
 
 @pytest.fixture(scope="module")

@@ -177,8 +177,12 @@ def count_ops(
     merges: bool = False,
     lists: bool = False,
     cached: bool = False,
+    reads: str = "primary",
 ) -> None:
-    """The default scenario: trainers and clients push and pull, and every op is accounted for."""
+    """The default scenario: trainers and clients push and pull, and every op is accounted for.
+
+    With `reads` of "copies", backups answer pulls of the tables that may have it.
+    """
     draw = random.Random(f"work {schedule.seed}")
     clients = draw.choice((0, 0, 0, 1, 2))
     specs = []
@@ -193,6 +197,8 @@ def count_ops(
         placed = partition_for(schedule.seed, name, rows) if partitions else None
         wire = dps.Wire(lists=True) if lists else None
         cache = dps.Cache(random.Random(f"cache {schedule.seed}").choice((300, "1 MB"))) if cached else None
+        if reads == "copies" and schedule.copies > 1:
+            made |= {"ack": "copies", "aggregate": None, "reads": reads}
         spec = sim.table(name, schedule.trainers + clients, partition=placed, wire=wire, cache=cache, **made)
         specs.append(spec)
     common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions

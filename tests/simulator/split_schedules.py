@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fault_schedules import FaultSchedule, check_schedule, count_ops
 
-__all__ = ["at", "chains", "check_kept", "check_lists", "check_merges", "check_splits", "draw_splits"]
+__all__ = ["at", "chains", "check_copies", "check_kept", "check_lists", "check_merges", "check_splits", "draw_splits"]
 
 SCENARIOS = (
     functools.partial(count_ops, splits=True),
@@ -36,6 +36,13 @@ LISTED = (
 )
 # Tables of which trainers keep rows, without splits and with them.
 KEPT = tuple(functools.partial(each.func, **{**each.keywords, "lists": False}, cached=True) for each in LISTED)
+
+# Tables of which backups answer pulls, without splits and with them.
+COPIED = (
+    functools.partial(count_ops, reads="copies"),
+    functools.partial(count_ops, functions=0.3, deletions=0.2, reads="copies"),
+    functools.partial(count_ops, merges=True, lists=True, reads="copies"),
+)
 
 
 def draw_splits(seed: int, kinds: Sequence[str] = ("splits",)) -> FaultSchedule:
@@ -74,6 +81,12 @@ def check_kept(seed: int) -> str:
     """Run one schedule with tables of which trainers keep rows; its digest."""
     draw = functools.partial(draw_splits, kinds=("merges", "splits")) if seed % 3 == 2 else FaultSchedule.draw
     return check_schedule(seed, KEPT[seed % 3], draw)
+
+
+def check_copies(seed: int) -> str:
+    """Run one schedule in which backups answer pulls; its digest."""
+    draw = functools.partial(draw_splits, kinds=("merges", "splits")) if seed % 3 == 2 else FaultSchedule.draw
+    return check_schedule(seed, COPIED[seed % 3], draw)
 
 
 def chains(sim, table="w"):

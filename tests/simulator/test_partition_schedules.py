@@ -25,7 +25,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
 
 
 # Each wrong variant as (class or module, function, snippet, what replaces it).
-HASHING_CLIENT = (TableRoute, "__init__", "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),")
+HASHING_CLIENT = (TableRoute, "_form", "spec.shard_map,", "type(spec.shard_map)(0, spec.shards),")
 WRONG = {
     "a client that divides by the hash of keys is refused": [HASHING_CLIENT],
     "calls of functions divide by the hash of keys": [
@@ -36,9 +36,7 @@ WRONG = {
             "distinct(listed), type(spec.shard_map)(0, spec.shards)",
         )
     ],
-    "servers check for the wrong shard": [
-        (ServerTable, "_check_own", "stray(keys, number)", "stray(keys, number + 1)")
-    ],
+    "servers check for the wrong shard": [(ServerTable, "check_own", "stray(keys, number)", "stray(keys, number + 1)")],
 }
 
 
@@ -50,5 +48,5 @@ def test_wrong_variants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.thorough
 def test_rows_that_lie_elsewhere_are_seen_where_no_server_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     put_variant(monkeypatch, ("request",), "if table.shard_map.cells is None or", "if True or")
-    unchecked = (ServerTable, "_check_own", "if self.shard_map.cells is None:", "if True:")
+    unchecked = (ServerTable, "check_own", "if self.shard_map.cells is None:", "if True:")
     assert_caught(monkeypatch, [HASHING_CLIENT, unchecked], check_partitions, range(12))

@@ -31,6 +31,7 @@ from dps.engine.wire.headers import (
     ScanAnswer,
     Tick,
     TickAnswer,
+    Versions,
 )
 from dps.errors import LimitError
 
@@ -65,6 +66,7 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
     (Gone(1, 4, 7, 1 << 40, 9), {KIND: frames.GONE, TABLE: 1, EPOCH: 4, SHARD: 7, SHARDS: 1, START: 1 << 40, COUNT: 9}),
     (GoneAnswer(9, 1 << 40, 1 << 41), {KIND: frames.OK, REQUEST: 77, START: 1 << 40, CLOCK: 1 << 41, COUNT: 9}),
     (ScanAnswer(9, 1 << 40), {KIND: frames.OK, REQUEST: 77, START: 1 << 40, COUNT: 9}),
+    (Versions(1, 4, 2, 3), {KIND: frames.VERSIONS, TABLE: 1, EPOCH: 4, NUMBER: 2, COUNT: 3}),
     (DumpPiece(1, 4, 7, 2, 48), {KIND: frames.DUMP, TABLE: 1, EPOCH: 4, SHARD: 7, NUMBER: 2, COUNT: 48}),
     (CloseSums(1, 4, 5, 2), {**REPLICATED, TABLE: 1, EPOCH: 4, CLOCK: 5, START: 2, PARTIES: 1}),
     (AgeRows(1, 4, 9, 5, 3), {**AGED, TABLE: 1, EPOCH: 4, START: 9, CLOCK: 5, PARTIES: 3}),
@@ -113,6 +115,7 @@ FIELDS = {
     ScanAnswer: (word, long),
     Gone: (word, word, short, long, word),
     GoneAnswer: (word, long, long),
+    Versions: (word, word, word, word),
     DumpPiece: (word, word, short, word, word),
     CloseSums: (word, word, long, st.integers(0, 2)),
     AgeRows: (word, word, long, long, short),

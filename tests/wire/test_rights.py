@@ -54,7 +54,7 @@ MAY = {
         F.GONE: {0},
         F.STATUS: {0},
     },
-    ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}, F.GRANT: {0}},
+    ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}, F.GRANT: {0}, F.VERSIONS: {0}},
     ("controller", CLIENT): {kind: {0} for kind in FROM_TRAINERS},
     ("controller", SERVER): {**{kind: {0} for kind in FROM_SERVERS}, F.BEAT: {0, F.CONTROL}},
     ("trainer", CLIENT): {F.RING: {0, F.CONTROL}, F.RING_RESULT: {0}},
@@ -78,7 +78,8 @@ def test_a_right_without_a_handler_is_a_mistake() -> None:
 
 
 def test_a_refusal_names_roles_and_flags() -> None:
-    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.GONE, F.STATUS, F.REPLICATE, F.DUMP, F.GRANT
+    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.GONE, F.STATUS
+    kinds += F.REPLICATE, F.DUMP, F.GRANT, F.VERSIONS
     handlers = rights.guarded(TO_SERVER, dict.fromkeys(kinds, id))
 
     class Peer:

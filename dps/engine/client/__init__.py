@@ -5,6 +5,7 @@ verbs       the verbs, each with its signature, types and documentation
 client      what carries them out
 table       the handle of a table, which calls the client with the table's name
 word_table  words to ids that the servers keep, and back
+copy_reads  which copy answers pulls of a table that all copies may answer
 reads       where a trainer waits for others before a read, if the table asks it to
 scans       the rows of a keyed table in a range of keys, or the keys of all, piece after piece
 forgotten   the keys of rows that went by themselves, batch after batch

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from dps.engine.core.requests.call import LAST_NUMBER
 from dps.engine.state.ops import NO_CLOCK
+from dps.errors import InputError
 
 __all__ = ["Origin"]
 
@@ -35,3 +37,8 @@ class Origin:
     clock: int = NO_CLOCK
     number: int = 0
     parties: int = 1
+
+    def check_numbers(self, count: int) -> None:
+        """Raise InputError where so many more ops of this clock do not get numbers of their own."""
+        if self.number + count > LAST_NUMBER:
+            raise InputError(f"more than {LAST_NUMBER} pushes by one client without a tick: make a new client")

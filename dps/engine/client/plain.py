@@ -15,7 +15,7 @@ import numpy as np
 
 from dps import config
 from dps.engine.client.inputs import of_named_columns
-from dps.engine.client.requests import TableRoute
+from dps.engine.client.requests import Run, TableRoute
 from dps.engine.client.session import RETRIED, ClientSession
 from dps.engine.client.table import name_of
 from dps.engine.client.ticket import Pending, SentCall
@@ -41,13 +41,35 @@ class PlainTable:
     def __init__(
         self,
         route: TableRoute,
-        channels: list[Channel],
+        channels: list[Channel] | None,
         session: ClientSession,
         check_aggregate: Callable[[TableSpec], None] | None,
     ):
-        self.route, self.terms, self.wires = route, session.terms(route), Wires(channels)
+        self.route, self.terms, self._session = route, session.terms(route).of_primaries, session
+        self.wires = None if channels is None else Wires(channels)  # to primaries
+        self._to_copies: Wires | None = None
         self.check = None if route.spec.aggregate is None else check_aggregate
         self.gate = None if route.spec.staleness is None else session.gate
+
+    def reading(self) -> tuple[Wires | None, Terms]:
+        """Over which connections a pull goes now, and by which terms; None where one of these is not there yet."""
+        if not self._session.reads_copies(self.route):
+            return self.to_primaries(), self.terms.pull
+        self._to_copies = self._opened(self._to_copies, self.route.read_runs)
+        return self._to_copies, self.terms.of_copies.pull
+
+    def to_primaries(self) -> Wires | None:
+        """The connections to the primaries; None where one of these is not there yet."""
+        if self.route.reads_copies:  # else the connections were there when the table was found
+            self.wires = self._opened(self.wires, self.route.runs)
+        return self.wires
+
+    def _opened(self, wires: Wires | None, runs: list[Run]) -> Wires | None:
+        """These connections or, where they are closed, those that were made since."""
+        if wires is None or any(channel.closed for channel in wires.channels):
+            channels = self._session.connections(self.route, runs)
+            wires = None if channels is None else Wires(channels)
+        return wires
 
     def is_closed(self) -> bool:
         """Whether its caller has to wait for other trainers before it reads the table."""
@@ -82,16 +104,18 @@ class PlainCalls:
         table = self._known(name)
         if table is None or (table.gate is not None and table.is_closed()):
             return DECLINED
-        made = self._make([table], [(table.wires, table.terms.pull, keys, None, out)])
+        wires, terms = table.reading()
+        made: Any = DECLINED if wires is None else self._make([table], [(wires, terms, keys, None, out)])
         return made if made is DECLINED else made[0]
 
     def push(self, name: str, keys: Keys, values: object, rule: int, answered: bool, out: object) -> object:
         """The new values or, where they are not `answered`, None."""
         table = self._known(name)
         terms = None if table is None else self._terms(table, rule, answered)
-        if table is None or terms is None:
+        wires = None if table is None else table.to_primaries()
+        if table is None or terms is None or wires is None:
             return DECLINED
-        made = self._make([table], [(table.wires, terms, keys, beside(table, keys, values), out)])
+        made = self._make([table], [(wires, terms, keys, beside(table, keys, values), out)])
         return made if made is DECLINED else made[0]
 
     def pull_several(self, wanted: Mapping[T, Keys], outs: Mapping[object, object]) -> object:
@@ -101,8 +125,11 @@ class PlainCalls:
             table = self._known(name_of(each))
             if table is None or (table.gate is not None and table.is_closed()):
                 return DECLINED
+            wires, terms = table.reading()
+            if wires is None:
+                return DECLINED
             tables.append(table)
-            asked.append((table.wires, table.terms.pull, keys, None, outs.get(each)))
+            asked.append((wires, terms, keys, None, outs.get(each)))
         made = self._make(tables, asked)
         return made if made is DECLINED else dict(zip(wanted, made, strict=True))
 
@@ -114,10 +141,11 @@ class PlainCalls:
         for each, (keys, values) in changes.items():
             table = self._known(name_of(each))
             terms = None if table is None else self._terms(table, rule, answered)
-            if table is None or terms is None:
+            wires = None if table is None else table.to_primaries()
+            if table is None or terms is None or wires is None:
                 return DECLINED
             tables.append(table)
-            asked.append((table.wires, terms, keys, beside(table, keys, values), outs.get(each)))
+            asked.append((wires, terms, keys, beside(table, keys, values), outs.get(each)))
         made = self._make(tables, asked)
         if made is DECLINED:
             return DECLINED
@@ -142,8 +170,10 @@ class PlainCalls:
     def _renew(self, name: str) -> PlainTable | None:
         session = self._session
         route = session.settled.get(name)
-        channels = None if route is None else session.connections(route)
-        if route is None or channels is None or route.spec.bytes_width:  # bytes are made of rows beside a call
+        channels = None if route is None else session.connections(route, route.runs)
+        if route is None or (channels is None and not route.reads_copies):
+            return None
+        if route.spec.bytes_width:  # because bytes are made of rows beside a call
             return None
         if route.spec.cache.nbytes and session.cached is not None:  # so are rows that the process keeps
             return None
@@ -156,15 +186,15 @@ class PlainCalls:
         try:
             answer = exchange.make(asked, self._session.acting)
         except (ConnectionError, *RETRIED) as error:
-            tables[exchange.at].wires.channels[exchange.current].fail(error)
-            return self._go_on(tables)
+            asked[exchange.at][0].channels[exchange.current].fail(error)
+            return self._go_on(tables, asked)
         except BaseException as error:  # what was on its way may or may not have arrived, and is not sent again
             for at, _, run, *_ in exchange.open:
-                tables[at].wires.channels[run].fail(error)
+                asked[at][0].channels[run].fail(error)
             raise
-        return self._go_on(tables) if answer is OPEN else answer
+        return self._go_on(tables, asked) if answer is OPEN else answer
 
-    def _go_on(self, tables: list[PlainTable]) -> list[np.ndarray | None]:
+    def _go_on(self, tables: list[PlainTable], asked: list[Asked]) -> list[np.ndarray | None]:
         """Let the parts of calls that are not done go on over the channels, and wait for them."""
         session, exchange = self._session, self._exchange
         calls, arrived = exchange.give_away(), []
@@ -172,7 +202,7 @@ class PlainCalls:
         requests: list[list[Request]] = [[] for _ in calls]
         for at, n, run, number, received in exchange.open:
             if number:
-                channel = tables[at].wires.channels[run]
+                channel = asked[at][0].channels[run]
                 requests[at].append(Request.carrying(parts[at][n], channel))
                 channel.adopt(requests[at][-1], number)
                 arrived.append((channel, received))
@@ -181,7 +211,8 @@ class PlainCalls:
         # Unsent parts come last, because a channel may read while it writes, and has to have those bytes by then.
         for at, n, _, number, _ in exchange.open:
             if not number:
-                requests[at].append(session.dispatch(tables[at].route, parts[at][n]))
+                route = tables[at].route
+                requests[at].append(session.dispatch(route, parts[at][n], route.runs_by(calls[at].terms.form)))
         session.meter.begin(exchange.began)
         pending = []
         for call, sent in zip(calls, requests, strict=True):

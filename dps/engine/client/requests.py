@@ -7,10 +7,11 @@ an error says what is wrong.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -30,11 +31,12 @@ from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.engine.state.partition import group
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, encode_header
+from dps.engine.wire.messages import Located
 from dps.engine.wire.sockets import is_own_address
 from dps.errors import DataLostError, InputError
 
-__all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_born", "prepared_deletion", "prepared_pull"]
-__all__ += ["lost_rows", "prepared_push", "same_rows"]
+__all__ = ["Prepared", "Run", "TableRoute", "TableTerms", "outs_of", "prepared_born", "prepared_deletion"]
+__all__ += ["chosen_copy", "lost_rows", "prepared_pull", "prepared_push", "route_of", "same_rows"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
@@ -43,8 +45,33 @@ MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 MOST_BYTES, MOST_PULLED_KEYS, MOST_PUSHED_KEYS, MOST_DELETED_KEYS = 1 << 24, 1 << 17, 1 << 15, 1 << 14
 
 
+Run = tuple[int, int, int]  # of neighbouring shards: their server, the first one, the end
+
+
+def runs_of(servers: Sequence[int]) -> list[Run]:
+    """The runs of shards that have these servers."""
+    cuts = [0, *(n for n in range(1, len(servers)) if servers[n] != servers[n - 1]), len(servers)]
+    return [(servers[a], a, b) for a, b in itertools.pairwise(cuts)]
+
+
+def chosen_copy(chain: Sequence[int], reader: int) -> int:
+    """The server that answers the pulls of a client with that number.
+
+    Clients with neighbouring numbers choose each server of a chain equally often, and one client chooses the same
+    server for shards with the same copies, whichever leads.
+
+    >>> [chosen_copy([2, 0, 1], reader) for reader in range(4)]
+    [0, 1, 2, 0]
+    """
+    return sorted(chain)[reader % len(chain)]
+
+
 class TableRoute:
-    """A table as a client sees it: its spec, and which server holds which run of neighbouring shards."""
+    """A table as a client sees it: its spec, and which server holds which run of neighbouring shards.
+
+    With `chains`, all copies answer pulls, and the client has the number `reader`. Its pulls go to the servers of
+    `read_runs`, unless `reads_copies` is false or primaries have to answer them.
+    """
 
     def __init__(
         self,
@@ -52,26 +79,35 @@ class TableRoute:
         owners: list[int],
         ancestors: Iterable[int] = (),
         servers: Mapping[int, tuple[str, int]] | None = None,
+        chains: Sequence[Sequence[int]] = (),
+        reader: int = 0,
     ):
         self.spec = spec
         self.ancestors = frozenset(ancestors)  # the numbers that it had before it was split or merged
-        cuts = [0, *(n for n in range(1, len(owners)) if owners[n] != owners[n - 1]), len(owners)]
-        self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
-        kind = np.dtype(spec.dtype).num
-        runs = [(first, end) for _, first, end in self.runs]
-        shape = spec.shard_map, spec.finite, runs
-        codecs = self._codecs(servers or {}) if spec.wire.asks else []
-        self.has_lists = any(lists for _, _, lists in codecs)  # whether lists of keys have numbers on some link
-        self.form = Form(spec.id, kind, spec.dim, *shape, codecs)
-        self.wide_form = Form(spec.id, kind, spec.dim + 1, *shape)  # rows with a column more: BORN
+        self.runs = self.read_runs = runs_of(owners)
+        self.form = self.read_form = self._form(self.runs, spec.dim, servers)
+        self.wide_form = self._form(self.runs, spec.dim + 1, None)  # rows with a column more: BORN
+        copies = [chosen_copy(chain, reader) if chain else -1 for chain in chains]
+        self.reads_copies = bool(copies) and copies != owners  # else primaries answer all pulls
+        if self.reads_copies:
+            self.read_runs = runs_of(copies)
+            self.read_form = self._form(self.read_runs, spec.dim, servers)
+        # Whether lists of keys have numbers on some link.
+        self.has_lists = spec.wire.lists and any(lists for *_, lists in self._codecs(self.runs, servers or {}))
         self.terms: TableTerms | None = None  # once a call was made
 
-    def _codecs(self, servers: Mapping[int, tuple[str, int]]) -> list[tuple[int, int, bool]]:
+    def _form(self, runs: list[Run], dim: int, servers: Mapping[int, tuple[str, int]] | None) -> Form:
+        """The form of rows of that width; without `servers` they travel as they are."""
+        spec, shards = self.spec, [(first, end) for _, first, end in runs]
+        codecs = self._codecs(runs, servers) if spec.wire.asks and servers is not None else []
+        return Form(spec.id, np.dtype(spec.dtype).num, dim, spec.shard_map, spec.finite, shards, codecs)
+
+    def _codecs(self, runs: list[Run], servers: Mapping[int, tuple[str, int]]) -> list[tuple[int, int, bool]]:
         """For each run, how rows travel from and to its server."""
         wire, here = self.spec.wire, set[int]()
         if not wire.local:  # else it is the same for all, and nothing is asked of the system
             here = {server for server, (host, _) in servers.items() if is_own_address(host)}
-        return [wire.between(server in here) for server, _, _ in self.runs]
+        return [wire.between(server in here) for server, _, _ in runs]
 
     def form_of(self, dim: int) -> Form:
         """The form of rows with so many columns."""
@@ -81,9 +117,24 @@ class TableRoute:
         """Whether a shard that the server had by this route is not its own any more."""
         return any(owner == server and {*owners[first:end]} != {server} for owner, first, end in self.runs)
 
+    def has_left(self, server: int, chains: Sequence[Sequence[int]]) -> bool:
+        """Whether the server is asked as a copy of a shard that it does not have any more."""
+        of_server = [(first, end) for copy, first, end in self.read_runs if self.reads_copies and copy == server]
+        return any(server not in chain for first, end in of_server for chain in chains[first:end] or [()])
+
+    def runs_by(self, form: Form) -> list[Run]:
+        """The runs by which calls of that form are cut."""
+        return self.read_runs if form is self.read_form else self.runs
+
     def merges(self, part: Part) -> bool:
         """Whether shards to which a part of a push may have gone were merged since."""
         return part.pushes and part.table in self.ancestors and not self.spec.shard_map.refines(part.shard_map)
+
+
+def route_of(table: Located, servers: Mapping[int, tuple[str, int]], reader: int) -> TableRoute:
+    """A table of the controller's route, for a client with the number `reader`."""
+    spec = TableSpec.from_dict(table.spec)
+    return TableRoute(spec, table.owners, table.ancestors, servers, table.chains, reader)
 
 
 class TableTerms:
@@ -93,6 +144,7 @@ class TableTerms:
     `changes` has the terms of the changes that the table takes, by rule and whether new values come back.
     `replays` has the same, for changes that were acknowledged to an earlier attempt.
     Where the client has a clock, its pulls and its pushes by the table's own rule travel as the table's `wire` says.
+    `pull` and `certified` are those of calls that primaries answer; `of_copies` has them for copies.
     """
 
     def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):
@@ -104,9 +156,13 @@ class TableTerms:
         self.clocked = clocked
         # Pulls are cut as pushes are where these name the lists of pulls.
         most = MOST_PUSHED_KEYS if route.has_lists and clocked else MOST_PULLED_KEYS
-        self.pull, self.certified = (
-            Terms(*parts, frames.PULL, flag, False, True, False, most, clocked) for flag in (0, frames.CERTIFICATE)
-        )
+
+        def pulls(form: Form) -> list[Terms]:
+            parts, flags = (form, epoch, min(chunk, MOST_BYTES)), (0, frames.CERTIFICATE)
+            return [Terms(*parts, frames.PULL, flag, False, True, False, most, clocked) for flag in flags]
+
+        self.pull, self.certified = pulls(form)
+        self.of_primaries = self.of_copies = self
         wide = route.wide_form, epoch, min(chunk, MOST_BYTES)
         self.born = Terms(*wide, frames.PULL, frames.BORN, False, True, False, MOST_PULLED_KEYS)
         self.deletion = Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED_KEYS)
@@ -128,6 +184,9 @@ class TableTerms:
             }
             for more in (0, frames.REPLAYED)
         )
+        if route.reads_copies:
+            self.of_copies = copy.copy(self)
+            self.of_copies.pull, self.of_copies.certified = pulls(route.read_form)
 
 
 class Prepared(NamedTuple):
@@ -234,7 +293,7 @@ def prepared_push(
         return into(answer, route, call)
     # Of several chunks a later one may repeat a key of an earlier one, so the values are asked for behind all of them.
     push = core.Call.of(changes[rule, False], origin, target, array, None, weight) if answered else None
-    pull = None if push is None else core.Call.of(terms.pull, origin, target, None, room)
+    pull = None if push is None else core.Call.of(terms.of_primaries.pull, origin, target, None, room)
     if push is None or pull is None:
         refuse(route, frames.PUSH, origin, target)
     return into(answer, route, push, pull)

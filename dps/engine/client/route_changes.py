@@ -9,7 +9,7 @@ from dps.engine.core.requests.part import Part
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.messages import Route, decode
-from dps.errors import LeaseError, RequestTimeoutError, ServerGoneError, UnknownTableError
+from dps.errors import BehindError, LeaseError, RequestTimeoutError, ServerGoneError, UnknownTableError
 
 __all__ = [
     "DOUBT_SECONDS",
@@ -93,19 +93,24 @@ def was_replaced(server: int, epoch: int, routes: Mapping[int, TableRoute], know
     """Whether a shard that the server had by the routes of that epoch, by table number, is not its own any more."""
     owners = {table.spec["id"]: table.owners for table in known.tables}
     owners |= {old: [] for table in known.tables for old in table.ancestors}  # no server has it, after a split
-    of_tables = [(route, owners[table]) for table, route in routes.items() if table in owners]
-    return known.epoch != epoch and any(route.has_moved(server, owners) for route, owners in of_tables)
+    chains = {table.spec["id"]: table.chains for table in known.tables}
+    of_tables = [(route, owners[table], chains.get(table, [])) for table, route in routes.items() if table in owners]
+    return known.epoch != epoch and any(
+        route.has_moved(server, owners) or route.has_left(server, chains) for route, owners, chains in of_tables
+    )
 
 
 def refused_by_leases(requests: Sequence[Request], retried: Callable[[Request], bool]) -> bool:
     """Whether one of these requests was refused for a lease that is over, and the controller need not be asked.
+
+    A backup that is behind its primary refuses in the same way; the request goes to the primary then.
 
     Others that are `retried` have failed then because the server has closed their connection, too. All these channels
     are closed, so that nothing overtakes what is sent again. If a server does not know the table, only the controller
     can tell whether another one has taken its place.
     """
     failed = [request for request in requests if retried(request)]
-    refused = any(isinstance(request.error, LeaseError) for request in failed)
+    refused = any(isinstance(request.error, (LeaseError, BehindError)) for request in failed)
     for request in failed if refused else ():
         if request.channel is not None:  # it could be sent
             request.channel.close()

@@ -29,13 +29,14 @@ from typing import TypeVar
 from dps import config
 from dps.engine.client import route_changes
 from dps.engine.client.cached_tables import CachedTables
+from dps.engine.client.copy_reads import CopyReads
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
 from dps.engine.client.reads import TableGate
-from dps.engine.client.requests import Prepared, TableRoute, TableTerms, lost_rows, same_rows
+from dps.engine.client.requests import Prepared, Run, TableRoute, TableTerms, lost_rows, route_of, same_rows
 from dps.engine.client.ticket import SentCall, Ticket
 from dps.engine.core.blocks import limit_kept
-from dps.engine.core.requests.call import LAST_NUMBER, Call
+from dps.engine.core.requests.call import Call
 from dps.engine.core.requests.part import Part, parts_of
 from dps.engine.core.requests.polling import Polling
 from dps.engine.state.ops import NO_CLOCK, TableSpec
@@ -51,7 +52,6 @@ from dps.errors import (
     ControllerGoneError,
     DataLostError,
     DPSError,
-    InputError,
     MovedError,
     RequestTimeoutError,
     ServerGoneError,
@@ -130,7 +130,7 @@ class ClientSession:
         self._most_open = config.count("limits.in-flight")
         self.grace = 0.0  # seconds for which it waits for another controller, where the one that it had is gone
         self._setbacks, self._set_back_at = 0, 0.0  # recoveries since a call last went through; when the first was
-        self._question = route_changes.RouteQuestion(self.now, self.sleep)
+        self._question, self._copies = route_changes.RouteQuestion(self.now, self.sleep), CopyReads(self.now)
 
     def __del__(self) -> None:
         if hasattr(self, "_setbacks"):  # its constructor has come to its end
@@ -193,11 +193,11 @@ class ClientSession:
         """Say which tables may be called without a recovery."""
         self.settled = {} if self.closed or self._unreached or self._setbacks else self._tables
 
-    def connections(self, route: TableRoute) -> list[Channel] | None:
-        """For each run of a route, the connection to its server; None where one of these is not there yet."""
+    def connections(self, route: TableRoute, runs: Sequence[Run]) -> list[Channel] | None:
+        """For each of these runs of a route, the connection to its server; None where one of them is not there yet."""
         self._used[route.spec.id] = route.spec
-        channels = [self._channels[server] for server, _, _ in route.runs if server in self._channels]
-        return channels if len(channels) == len(route.runs) else None
+        channels = [self._channels[server] for server, _, _ in runs if server in self._channels]
+        return channels if len(channels) == len(runs) else None
 
     def ready(self, table: str) -> TableRoute:
         """The route of a table to which a call may be sent now: nothing older is left behind."""
@@ -207,19 +207,16 @@ class ClientSession:
     def terms(self, route: TableRoute) -> TableTerms:
         if route.terms is None:
             route.terms = TableTerms(route, self.epoch, self.chunk, self.own.clock != NO_CLOCK)
-        return route.terms
+        return route.terms.of_copies if self.reads_copies(route) else route.terms
+
+    def reads_copies(self, route: TableRoute) -> bool:
+        """Whether copies may answer a pull that is made now."""
+        return route.reads_copies and self._copies.may_answer(route, self._open, self._retried)
 
     def send(self, prepared: Sequence[Prepared], keep: bool = False) -> list[SentCall]:
         """Write the requests of calls. With `keep`, the caller may change its arrays before they are answered."""
-        number = self.acting.number
-        for each in prepared:
-            for call in each.calls:
-                if call.terms.pushes:
-                    number += call.numbers
-                    if number > LAST_NUMBER:
-                        raise InputError(
-                            f"more than {LAST_NUMBER} pushes by one client without a tick: make a new client"
-                        )
+        pushes = (call for each in prepared for call in each.calls if call.terms.pushes)
+        self.acting.check_numbers(sum(call.numbers for call in pushes))
         sent = []
         for route, calls, _ in prepared:
             requests: list[Request] = []
@@ -242,14 +239,15 @@ class ClientSession:
         self.meter.counted(not pushes, call.asked)
         if pushes:
             call.take_number(self.acting)
-        requests = [self.dispatch(route, part) for part in parts_of(call)]
+        runs = route.runs_by(call.terms.form)
+        requests = [self.dispatch(route, part, runs) for part in parts_of(call)]
         if keep and not all(request.done and request.error is None for request in requests):
             call.own()
         return requests
 
-    def dispatch(self, route: TableRoute, part: Part) -> Request:
-        """Write one request, or note why not."""
-        server = route.runs[part.run][0]
+    def dispatch(self, route: TableRoute, part: Part, runs: Sequence[Run] | None = None) -> Request:
+        """Write one request, or note why not; to the primaries of the route, unless its part is of other runs."""
+        server = (runs or route.runs)[part.run][0]
         try:
             if server < 0:
                 raise lost_rows(route.spec, part, self.remedy)
@@ -336,6 +334,8 @@ class ClientSession:
                 failed = [(p, n) for p in self._open for n, request in enumerate(p.requests) if self._retried(request)]
                 if not failed:
                     return
+                if self._copies.asked:
+                    self._copies.failed(p.requests[n] for p, n in failed)
                 if self.now() > deadline:
                     raise RequestTimeoutError(
                         f"a call of parameter server {self.ticket.session!r} found no server for "
@@ -461,7 +461,7 @@ class ClientSession:
             self.own.id = RouteAnswer.of(answer.header).origin
         known = decode(Route, answer.body)
         self.epoch, self.remedy, self._servers = known.epoch, known.remedy, known.servers
-        self.know([TableRoute(TableSpec.from_dict(t.spec), t.owners, t.ancestors, known.servers) for t in known.tables])
+        self.know([route_of(table, known.servers, self.own.id) for table in known.tables])
 
     def know(self, routes: list[TableRoute]) -> None:
         self._tables = {route.spec.name: route for route in routes}

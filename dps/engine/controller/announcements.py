@@ -8,18 +8,20 @@ Everything here happens in the thread of the controller's endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from dps.engine.controller.holders import Holders
 from dps.engine.controller.server_record import ServerRecord
+from dps.engine.coordination.placement import Place
+from dps.engine.state.recipes import Description
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.journal_messages import SessionRecord
-from dps.engine.wire.messages import Placement, encode
+from dps.engine.wire.messages import Located, Placement, encode
 
-__all__ = ["ROUTE_TICKS", "Announcements"]
+__all__ = ["ROUTE_TICKS", "Announcements", "locate"]
 
 ROUTE_TICKS = 20  # for which a controller that may have been replaced lets a client wait for the route
 
@@ -33,6 +35,12 @@ class AnnouncementsOwner(Protocol):
 
     @property
     def servers(self) -> Mapping[int, ServerRecord]: ...
+
+
+def locate(spec: Description, ancestors: list[int], places: Sequence[Place]) -> Located:
+    """A table of the route: the primaries of its shards and, where all copies answer pulls, their chains."""
+    owners = [next(iter(p.chain), -1) for p in places]
+    return Located(spec, owners, ancestors, [[*p.chain] for p in places] if spec.get("reads") == "copies" else [])
 
 
 class Announcements:

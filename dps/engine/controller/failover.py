@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dps import config
-from dps.engine.controller.announcements import Announcements
+from dps.engine.controller.announcements import Announcements, locate
 from dps.engine.controller.event_log import EventLog
 from dps.engine.controller.freezes import Freezes, list_shards
 from dps.engine.controller.gathering import Gathering
@@ -65,7 +65,6 @@ from dps.engine.wire.journal_messages import Recorded, SessionRecord
 from dps.engine.wire.messages import (
     CaughtUp,
     FullServers,
-    Located,
     Placement,
     Route,
     Serve,
@@ -567,7 +566,7 @@ class Membership:
         placement = encode(Placement(self.epoch, addresses, tables))
         ids = {name: self.specs[name]["id"] for name in self.places}
         heads = {ids[name]: [p.chain[0] if p.chain else -1 for p in places] for name, places in self.places.items()}
-        located = [Located(self.specs[name], heads[ids[name]], self.ancestors.get(name, [])) for name in self.places]
+        located = [locate(self.specs[name], self.ancestors.get(name, []), self.places[name]) for name in self.places]
         route = encode(Route(self.epoch, addresses, located, self.remedy))
         self.announcements.publish(self.epoch, placement, route, heads)
 

@@ -301,6 +301,7 @@ class ParameterServer:
         staleness: float | None = None,
         wire: Wire | str | None = None,
         cache: Cache | str | int | None = None,
+        reads: str = "primary",
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -389,6 +390,13 @@ class ParameterServer:
         cache : Cache, int or str, optional
             How many bytes of rows the trainers of a process keep, and so need not pull again while the staleness of
             the run allows it: ``"64 MiB"``, or a :class:`dps.Cache`. By default none.
+        reads : {"primary", "copies"}
+            Which copies answer pulls: one of each shard, its primary; or all, so that pulls of a hot shard spread over
+            the links of its servers. The promises are the same: a backup first asks the primary how far it has to be,
+            so that a small pull takes longer, and large pulls gain where links are full. While a client has pushes to
+            the table that are not acknowledged (`push_async`), its pulls go to the primaries, as do slices of keys,
+            pulls with ``born=True`` and `keys`. ``"copies"`` needs ``copies=2`` or more and ``ack="copies"``, and does
+            not go with `aggregate`, `expire`, `max_bytes`, `admit` and `remember`.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again, also when
@@ -418,7 +426,7 @@ class ParameterServer:
         kept = config.count("limits.remembered-keys") if remember is True else remember or 0
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)
         life, bound = life_of(expire, max_bytes, evict, admit, kept), cast("int | None", staleness)
-        spec = dataclasses.replace(spec, partition=partition_of(partition), life=life, staleness=bound)
+        spec = dataclasses.replace(spec, partition=partition_of(partition), life=life, staleness=bound, reads=reads)
         spec = dataclasses.replace(spec, fixed_shards=bool(fixed_shards), wire=wire_of(wire), cache=cache_of(cache))
         fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
         made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)

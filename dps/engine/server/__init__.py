@@ -10,6 +10,7 @@ pace               when a feed's next piece leaves, and what it is held back for
 replication        passes ops on along a shard's chain, and knows which ones the chain has confirmed
 dumps              takes the pieces of a shard that the server is to hold
 memory             the budget of the server: what is refused, and what has to go
+backup_pulls       pulls that a backup answers, when it has the version that the primary tells
 gone               tells readers which keys went, when all copies know
 functions          runs functions of users on the rows of shards, which are held meanwhile
 function_work      a function on the shards of one call, wherever it runs

@@ -29,7 +29,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.bandwidth import LinkBudget
 from dps.engine.wire.frames import encode_header, pack_arrays, padded
 from dps.engine.wire.headers import DumpPiece
-from dps.engine.wire.messages import CaughtUp
+from dps.engine.wire.messages import CaughtUp, ShardPlace
 from dps.engine.wire.protocols import RoleEndpoint
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
 class Replica(ReplicaState):
     """One shard's rows on this server, and its place in the shard's chain."""
 
-    __slots__ = ("behind", "spec")
+    __slots__ = ("behind", "place", "spec")
 
     tail: Forward | None
     feed: JoinerFeed | None
@@ -58,6 +58,7 @@ class Replica(ReplicaState):
     def __init__(self, spec: TableSpec, number: int, shard: Any):
         self.spec, self.number, self.shard = spec, number, shard
         self.behind: Sequence[int] = ()  # the servers behind this one in the shard's chain
+        self.place: ShardPlace | None = None  # the shard's, by the last placement; None: no placement has named it
 
     @property
     def drained(self) -> bool:

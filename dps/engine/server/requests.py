@@ -26,6 +26,7 @@ import numpy as np
 from dps.engine.core.requests.answers import OwedAnswer
 from dps.engine.core.requests.service import Service
 from dps.engine.core.shards.rows import all_finite
+from dps.engine.server.backup_pulls import BackupPulls
 from dps.engine.server.beside_thread import Carrier
 from dps.engine.server.changes import Changes
 from dps.engine.server.closings import Closings, Settled
@@ -139,9 +140,12 @@ class ServerRole:
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         self.memory.begin(self.service)
+        asked = self._table, lambda: self.relay.addresses, self.holds_lease, self._refuse, self.meters, self.service
+        self.backup_pulls = BackupPulls(endpoint, peers, secret, number, *asked)
         timed = self.meters.timed
+        pull = self._when_free(self._closed(timed(self._pull)))
         handlers: dict[int, Handler] = {
-            frames.PULL: unpacking(self._table, self._when_free(self._closed(timed(self._pull)))),
+            frames.PULL: unpacking(self._table, self.backup_pulls.first(pull)),
             frames.PUSH: unpacking(self._table, self._when_free(self._closed(self._beside(timed(self._push))))),
             frames.CALL: self._closed(self.functions.call),
             frames.COMMIT: self.functions.commit,
@@ -152,6 +156,7 @@ class ServerRole:
             frames.REPLICATE: self._beside(self._replicate),
             frames.DUMP: Dumps(endpoint, number, directory, self._table, pace).take,
             frames.GRANT: self.heartbeat.grants.answer,
+            frames.VERSIONS: self.backup_pulls.tell,
         }
         self.handlers = guarded(TO_SERVER, handlers)
 
@@ -167,14 +172,14 @@ class ServerRole:
 
     def stop(self) -> None:
         """Close all connections that this server has opened, and forget its tables."""
-        self.stopped = True
-        self.functions.close()
-        self.large.close()
         self.heartbeat.stop()
-        self.relay.close()
-        self._forget_tables()
+        self._end()
 
-    def _forget_tables(self) -> None:
+    def _end(self) -> None:
+        """End all that is under way, but for the connection to the controller."""
+        self.stopped = True
+        for part in (self.functions, self.large, self.relay, self.backup_pulls):
+            part.close()
         for table in self.tables.values():
             for replica in table.replicas.values():
                 replica.shard.close_file()
@@ -189,12 +194,8 @@ class ServerRole:
         why = f"{type(error).__name__}: {error}"
         if not self.stopped:
             logger.critical("server %d ends, because a change of its replicas broke off", self.number, exc_info=error)
-            self.stopped = True
             self.heartbeat.fail(why[:MAX_REASON_LENGTH])
-            self.functions.close()
-            self.large.close()
-            self.relay.close()
-            self._forget_tables()
+            self._end()
             for connection in list(self.endpoint.connections):
                 connection.transport.abort()
         return MovedError(f"server {self.number} has failed: {why}")
@@ -326,7 +327,7 @@ class ServerRole:
             # The placement changes this shard's chain. Where it does not, the backup that refused our ops knows of a
             # newer placement than this one, so the replica stays deposed.
             replica.deposed = False
-        replica.fence, replica.behind = fences[place], line[place + 1 :]
+        replica.fence, replica.behind, replica.place = fences[place], line[place + 1 :], shard
         replica.primary = place == 0
         replica.stepping_down = shard.stepping_down and replica.primary
         if not replica.serves:

@@ -53,6 +53,7 @@ class ServerTable(TableState):
 
     def __init__(self, spec: TableSpec, server: int, frame_limit: int):
         self.spec, self.server, self.frame_limit = spec, server, frame_limit
+        self.reads_copies = spec.reads == "copies"
         self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
         self.dtype = np.dtype(spec.dtype)
         self._parts = Parts()
@@ -108,7 +109,7 @@ class ServerTable(TableState):
             if not replica.joining:
                 replica.shard.check(named, start, b - a)
             if primary and named is not None:  # a backup takes what its primary has checked
-                self._check_own(number, named)
+                self.check_own(number, named)
             parts.append(ReplicaPart(replica, named, start, a, b))
         return TableRequest(parts, keys, used)
 
@@ -118,7 +119,7 @@ class ServerTable(TableState):
             return [self.replica(header.shard, primary=True)]
         return [part.replica for part in self.cut(header, body).parts]
 
-    def _check_own(self, number: int, keys: np.ndarray) -> None:
+    def check_own(self, number: int, keys: np.ndarray) -> None:
         """Refuse keys that belong to other shards, because a second row of a key would come to life here."""
         if self.shard_map.cells is None:
             return

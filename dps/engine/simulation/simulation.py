@@ -177,6 +177,7 @@ class Simulation:
         staleness: int | None = None,
         wire: Wire | str | None = None,
         cache: Cache | str | int | None = None,
+        reads: str = "primary",
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -189,7 +190,7 @@ class Simulation:
         spec = TableSpec(name, rows, dim, dtype, optimizer, init, aggregate, finite, shards, copies, ack)
         life, wired = life_of(expire, max_bytes, evict, admit, remember), wire_of(wire)
         spec = dataclasses.replace(spec, life=life, fixed_shards=fixed_shards, staleness=staleness, wire=wired)
-        spec = dataclasses.replace(spec, partition=partition_of(partition), cache=cache_of(cache))
+        spec = dataclasses.replace(spec, partition=partition_of(partition), cache=cache_of(cache), reads=reads)
         return self._controller.create_table(spec, exist_ok)
 
     def split(self, table: str, shards: int | None = None, *, shard: int | None = None) -> TableSpec:

@@ -213,6 +213,8 @@ class TableSpec:
         In which numbers rows travel between trainers and servers.
     cache : Cache
         How many rows the trainers of a process keep, and for how long.
+    reads : {"primary", "copies"}
+        Which copies answer pulls.
     salt : int
         Mixed into the hashes by which servers look keys up, given by the controller: another one for each table, so
         that keys in the order in which one table is scanned have no order in another.
@@ -244,6 +246,7 @@ class TableSpec:
     staleness: int | None = None
     wire: Wire = Wire()
     cache: Cache = Cache()
+    reads: str = "primary"
     salt: int = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self):
@@ -312,9 +315,28 @@ class TableSpec:
             raise InputTypeError(f"{where}: cache is a dps.Cache, such as dps.Cache('64 MiB'), not {self.cache!r}")
         if self.cache.nbytes and self.bytes_width:
             raise InputError(f"{where} holds bytes of width {self.bytes_width}, and cache= keeps rows of numbers")
+        self._check_reads(where)
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
+
+    def _check_reads(self, where: str) -> None:
+        """Refuse pulls from backups where only the primary may answer them."""
+        if self.reads not in ("primary", "copies"):
+            raise InputError(f"{where}: reads is 'primary' or 'copies', not {self.reads!r}")
+        if self.reads == "primary":
+            return
+        if self.copies == 1:
+            raise InputError(f"{where}: reads='copies' needs copies=2 or more")
+        if self.ack != "copies":
+            raise InputError(f"{where}: reads='copies' needs ack='copies': else copies may lack acknowledged pushes")
+        if self.aggregate is not None:
+            raise InputError(f"{where}: pulls of a table with aggregate= close clocks, so its primaries answer them")
+        if self.life.asks:
+            raise InputError(
+                f"{where}: reads='copies' does not go with expire=, max_bytes=, admit= and remember=, because the "
+                "primaries decide which rows there are, also by their pulls"
+            )
 
     def _take_edges(self) -> None:
         """Check the edges; those of equal shards are none, so that a table has one definition."""
@@ -463,6 +485,8 @@ class TableSpec:
                 del plain[name]  # so that tables without it are described as ever
         if self.staleness is None:
             del plain["staleness"]
+        if self.reads == "primary":
+            del plain["reads"]
         plain.pop("wire") if not self.wire.asks else plain.update(wire=self.wire.to_dict())
         plain.pop("cache") if not self.cache.nbytes else plain.update(cache=self.cache.to_dict())
         return {**plain, "life": self.life.to_dict()} if self.life.asks else plain

@@ -41,11 +41,12 @@ COUNTED_HOT_KEYS = 64  # of a table, whose accesses a report sums up
 class TableMeter(TableCounters):
     """The requests for one table, and its size."""
 
-    __slots__ = ("narrow_bytes", "nbytes", "reported", "row_bytes", "rows", "turnover")
+    __slots__ = ("narrow_bytes", "nbytes", "pulls_as_backup", "reported", "row_bytes", "rows", "turnover")
 
     def __init__(self, shards: int, row_bytes: int, narrow_bytes: int = 0):
         super().__init__(shards)
         self.row_bytes, self.narrow_bytes = row_bytes, narrow_bytes  # a row has these in the table and in a narrow pull
+        self.pulls_as_backup = 0  # of the pulls, those that this server answered as a backup
         self.rows = self.nbytes = 0  # the table's size, as measured last
         self.turnover: Turnover | None = None
         self.reported: tuple[object, ...] = ()  # the counts in the last report; () makes the next report complete

@@ -45,6 +45,8 @@ REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], th
          keys of rows that go before, a result, and
          bool[count]: keys that are without a row yet
 DUMP     see `DumpPiece`                              JSON, arrays
+VERS...  see `Versions`                               int64[count, 2]: shards, and the fences of the
+                                                      sender's replicas; answer: versions int64[count]
 JOIN...  see `controller/runs.py`                     JSON
 LEASE    see `controller/work_leases.py`              JSON
 ORIGIN   see `controller/runs.py`                     JSON
@@ -112,6 +114,7 @@ CALL = 22
 COMMIT = 23
 ABORT = 24
 GONE = 25
+VERSIONS = 26
 ROUTE = 32
 JOIN = 33
 TICK = 34

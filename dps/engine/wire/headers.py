@@ -32,6 +32,7 @@ __all__ = [
     "ScanAnswer",
     "Tick",
     "TickAnswer",
+    "Versions",
     "bound_of",
     "staleness_of",
 ]
@@ -290,6 +291,22 @@ class GoneAnswer(NamedTuple):
     @classmethod
     def of(cls, header: Header) -> GoneAnswer:
         return cls(header.count, header.start, header.clock)
+
+
+class Versions(NamedTuple):
+    """VERSIONS: a backup asks a primary for the versions of shards, before it answers pulls of these."""
+
+    table: int
+    epoch: int
+    server: int  # number of the server that asks
+    shards: int  # how many shards the body names
+
+    def header(self) -> Header:
+        return Header(frames.VERSIONS, table=self.table, epoch=self.epoch, number=self.server, count=self.shards)
+
+    @classmethod
+    def of(cls, header: Header) -> Versions:
+        return cls(header.table, header.epoch, header.number, header.count)
 
 
 class DumpPiece(NamedTuple):

@@ -308,6 +308,7 @@ class Located(msgspec.Struct, frozen=True):
     spec: dict[str, Any]  # see TableSpec.to_dict
     owners: list[int]  # -1: the last copy is gone
     ancestors: list[int] = []  # the numbers that the table had before it was split or merged
+    chains: list[list[int]] = []  # of each shard the servers that answer pulls; none, if primaries alone do
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -94,6 +94,7 @@ TO_SERVER: Rights = {
         frames.REPLICATE: PUSHES | CONTROLS | EFFECTS | COUNTED,
         frames.DUMP: NO_FLAGS,
         frames.GRANT: NO_FLAGS,
+        frames.VERSIONS: NO_FLAGS,
     },
 }
 TO_CONTROLLER: Rights = {
