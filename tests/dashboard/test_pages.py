@@ -530,6 +530,7 @@ def test_a_failed_run_without_servers_says_so():
     assert "&lt;b&gt;disk&lt;/b&gt; full" in words(plots["headline"])
     assert "gone" in words(plots["servers"])
     assert "no server: 3" in words(plots["placement-and-events"])
+    assert "(62% of pulls by backups)" in words(plots["placement-and-events"])
 
 
 def test_names_of_others_are_escaped():

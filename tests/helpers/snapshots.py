@@ -203,6 +203,7 @@ def table_of(rng: np.random.Generator, name: str, servers: int, shards: int = 16
         hot_keys=[HotKey(17, 81_000.0, 0.091), HotKey(-4, 40_500.0, 0.0455, 0.001)],
         hot_shares=[HotShare(1, 0.091), HotShare(8, 0.25, 0.002), HotShare(64, 0.41, 0.0423)],
         turnover=Turnover(0.991, evicted=120_000, expired=300, admitted=90_000, dropped=800_000, waiting=410_000),
+        backup_share=0.62,
     )
 
 

@@ -95,6 +95,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table_rows": ("Rows of a table", ("table",)),
     "table_bytes": ("Memory of a table, copies included", ("table",)),
     "table_traffic_bytes": ("Bytes between clients and the servers that are there now for a table", ("table", "what")),
+    "table_backup_share": ("Share of the pulls of a table that backups have answered", ("table",)),
     "table_requests_per_second": ("Requests for a table", ("table",)),
     "table_keys_per_second": ("Keys pulled from and pushed to a table", ("table",)),
     "table_latency_seconds": ("Time servers take for a request to a table", ("table", "quantile")),
@@ -230,6 +231,8 @@ def _of_table(name: str, table: TableStatus) -> Iterator[Sample]:
     yield "table_bytes", (name,), table.bytes
     for what in ("keys", "pushed", "pulled", "headers"):
         yield "table_traffic_bytes", (name, what), getattr(table.traffic, what)
+    if table.backup_share is not None:
+        yield "table_backup_share", (name,), table.backup_share
     yield "table_requests_per_second", (name,), table.requests_rate
     yield "table_keys_per_second", (name,), table.keys_rate
     for quantile, field in (("0.5", "p50"), ("0.99", "p99")):

@@ -94,6 +94,7 @@ class TableCounts(TypedDict):
     shards: Annotated[Counts, Meta(max_length=MAX_SHARDS)]  # shard -> keys
     hot: HotCounts
     turnover: NotRequired[Annotated[list[Amount], Meta(min_length=11, max_length=11)]]  # in the order of `Turnover`
+    as_backup: NotRequired[Amount]  # of the pulls, those that the server answered as a backup; left out: none
     traffic: NotRequired[Four]  # in the order of `TableTraffic`
 
 

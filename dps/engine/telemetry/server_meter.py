@@ -66,6 +66,8 @@ class TableMeter(TableCounters):
         sizes: dict[str, object] = {"rows": rows, "bytes": nbytes, "shards": shards}
         if self.turnover is not None:
             sizes["turnover"] = msgspec.structs.astuple(self.turnover)
+        if self.pulls_as_backup:
+            sizes["as_backup"] = self.pulls_as_backup
         sizes["traffic"] = msgspec.structs.astuple(_traffic(pulls, pushes))
         return {"pull": _row(pulls), "push": _row(pushes), **times, **sizes, "hot": self._hot()}
 

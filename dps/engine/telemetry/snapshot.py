@@ -418,6 +418,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     turnover: Turnover | None = None  # of a table with admit=, expire= or max_bytes=
     staleness: int | None = None  # of trainers' reads, where it may be less than their run allows
     traffic: TableTraffic = TableTraffic()
+    backup_share: float | None = None  # of all requests to read, those that backups have answered; None: none may
 
     @property
     def shards(self) -> int:

@@ -27,6 +27,7 @@ def table_status(
     turnovers: list[Turnover] = []
     hot: list[tuple[HotCounts, float]] = []
     traffic = [0.0] * 4
+    pulls = as_backup = 0.0
     for watch, held in readings:
         counts = watch.tables().get(number)
         if held is not None:
@@ -41,6 +42,7 @@ def table_status(
             continue
         parts.append(watch.rates([number]))
         traffic = [total + more for total, more in zip(traffic, counts.get("traffic", [0.0] * 4), strict=True)]
+        pulls, as_backup = pulls + counts["pull"][0], as_backup + counts.get("as_backup", 0.0)
         hot.append((counts["hot"], parts[-1].keys))
         for shard, keys in watch.loads(number).items():
             if shard < len(load):
@@ -70,4 +72,5 @@ def table_status(
         turnover=Turnover.together(turnovers),
         staleness=spec.get("staleness"),
         traffic=TableTraffic(*map(int, traffic)),
+        backup_share=round(as_backup / max(pulls, 1.0), 4) if spec.get("reads") == "copies" else None,
     )

@@ -352,7 +352,7 @@ class PlacementPlot(Html):
                 escape(table.optimizer),
                 turnover_text(table.turnover) or "rows stay",
                 traffic_text(table.traffic) or "nothing",
-                chains(table.chains),
+                chains(table.chains) + backups_text(table),
             )
             for name, table in ((name, snapshot.tables[name]) for name in names[:MAX_TABLES])
         ]
@@ -370,6 +370,11 @@ class PlacementPlot(Html):
             + (html_table(("when", "events, the newest first"), events) if events else "<p class='soft'>no events</p>")
             + "</div></div>"
         )
+
+
+def backups_text(table: TableStatus) -> str:
+    """The share of a table's pulls that backups have answered, if they may."""
+    return "" if table.backup_share is None else f" ({table.backup_share:.0%} of pulls by backups)"
 
 
 def chains(held: list[list[int]], limit: int = 8) -> str:
