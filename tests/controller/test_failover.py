@@ -44,7 +44,7 @@ def test_a_server_reports_and_is_told_the_placement():
     assert route(world) == {
         "epoch": world.membership.epoch,
         "servers": {"0": ["127.0.0.1", 9000], "1": ["127.0.0.1", 9001]},
-        "tables": [{"spec": spec, "owners": [0, 0, 1, 1], "ancestors": []}],
+        "tables": [{"spec": spec, "owners": [0, 0, 1, 1], "ancestors": [], "chains": []}],
         "remedy": world.membership.remedy,
     }
     assert [p.chain for p in world.places()] == [(0, 1), (0, 1), (1, 0), (1, 0)]
