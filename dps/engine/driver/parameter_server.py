@@ -52,7 +52,7 @@ from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
 from dps.engine.state.life import AdmitByCount, Expiry, life_of
 from dps.engine.state.names import check_name, table_name
-from dps.engine.state.ops import TableSpec, wants_finite
+from dps.engine.state.ops import TableSpec, usual_shards, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import Partition, partition_of
 from dps.engine.state.wire_format import Wire, wire_of
@@ -420,8 +420,7 @@ class ParameterServer:
         dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
         if shards is None:
-            wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
-            shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
+            shards = usual_shards(most_servers(self._connection.describe()) * config.count("shards-per-server"), rows)
         copies = self.copies if copies is None else copies
         kept = config.count("limits.remembered-keys") if remember is True else remember or 0
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards, copies, ack)

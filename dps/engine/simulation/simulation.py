@@ -32,7 +32,7 @@ from dps.engine.state.caching import Cache, cache_of
 from dps.engine.state.columns import Column, parts_of_table
 from dps.engine.state.initializers import Initializer
 from dps.engine.state.life import AdmitByCount, Expiry, life_of
-from dps.engine.state.ops import TableSpec, wants_finite
+from dps.engine.state.ops import TableSpec, usual_shards, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import Partition, partition_of
 from dps.engine.state.wire_format import Wire, wire_of
@@ -182,8 +182,7 @@ class Simulation:
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
         if shards is None:
-            wanted = len(self._controller.servers)
-            shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, rows)
+            shards = usual_shards(len(self._controller.servers), rows)
         dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
         copies = copies or self._copies

@@ -38,7 +38,7 @@ from dps.errors import InputError, InputTypeError, MissingPackageError
 
 __all__ = ["ADD", "AGE", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "EVICTED", "EXPIRED", "FAILED", "KEEP"]
 __all__ += ["NO_CLOCK", "OLDER", "PUSH", "RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
-__all__ += ["html_renderers", "wants_finite"]
+__all__ += ["html_renderers", "usual_shards", "wants_finite"]
 
 # Functions that show a TableSpec in a notebook; the last one is used. dps.engine.dashboard.notebook registers one here,
 # because this package is pure: it may import neither the dashboard nor Dask, not even when a method is called.
@@ -160,6 +160,15 @@ def wants_finite(optimizer: Optimizer) -> bool:
     if isinstance(optimizer, ColumnOptimizers):
         return any(map(wants_finite, optimizer.optimizers))
     return not isinstance(optimizer, (Add, Assign))
+
+
+def usual_shards(wanted: int, rows: int | None) -> int:
+    """The shards of a table whose maker asks for no number: about `wanted`, as its rows allow; None: a keyed table.
+
+    >>> usual_shards(6, None), usual_shards(6, 100), usual_shards(6, 2)
+    (8, 6, 2)
+    """
+    return 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
 
 
 @dataclasses.dataclass(frozen=True)
