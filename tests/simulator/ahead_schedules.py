@@ -222,6 +222,13 @@ def draw_schedule(seed: int) -> FaultSchedule:
     return dataclasses.replace(schedule, clocks=3 * schedule.clocks, compute=schedule.compute / 3)
 
 
+def draw_slow_links(seed: int) -> FaultSchedule:
+    """The same; in some schedules messages share links of a rate."""
+    schedule = draw_schedule(seed)
+    rate = random.Random(f"rate {seed}").choice((math.inf, 1e6, 3e4))
+    return dataclasses.replace(schedule, faults=dataclasses.replace(schedule.faults, rate=rate))
+
+
 def check_ahead(seed: int) -> str:
     """Run one schedule with rows that are pulled ahead: see :func:`check_schedule`."""
     return check_schedule(seed, count_rows, draw_schedule)
@@ -229,4 +236,4 @@ def check_ahead(seed: int) -> str:
 
 def check_cached(seed: int) -> str:
     """Run one schedule with tables of which trainers keep rows: see :func:`check_schedule`."""
-    return check_schedule(seed, count_cached_rows, draw_schedule)
+    return check_schedule(seed, count_cached_rows, draw_slow_links)

@@ -48,6 +48,8 @@ class Faults:
         Seconds that a message takes: the least, and the average of what comes on top (exponentially distributed).
     window : int
         Bytes that a connection takes before its receiver has taken them. A sender of more bytes waits.
+    rate : float
+        Bytes a second that the link of each party lets through, in each direction; infinity: any number.
     slow, slowness : float
         The share `slow` of the parties is `slowness` times slower, in all they do.
     drift : float
@@ -87,6 +89,7 @@ class Faults:
 
     latency: tuple[float, float] = (1e-4, 1e-4)
     window: int = 1 << 18
+    rate: float = math.inf
     slow: float = 0.0
     slowness: float = 10.0
     drift: float = 0.0
@@ -121,6 +124,8 @@ class Faults:
                 raise InputError(f"{field.name} of faults is not negative, unlike {value!r}")
         if self.window < 1:
             raise InputError("the window of a connection has room for at least one byte")
+        if not self.rate > 0:
+            raise InputError(f"the rate of faults is bytes a second that a link lets through, and not {self.rate!r}")
 
     @classmethod
     def some(cls, seed: int, span: float = 1.0) -> Faults:

@@ -4,12 +4,14 @@ A wire is two pipes, one for each direction. A pipe delivers messages (whole fra
 a random delay, until the wire breaks. Then some of the last messages are lost, and each side notices the break soon,
 late, or never. Messages that the receiver has not taken fill the pipe's window; further messages wait at the sender.
 During a partition of the network no message arrives, and neither side notices; when the partition heals, all arrive.
+Where links have a rate, all messages of a party share its link, one after the other, in each direction.
 
 Wires are independent: a message on an old wire may arrive after a message that was sent later on a newer wire.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -107,6 +109,7 @@ class Pipe:
     def _fly(self, message: object, nbytes: int, delay: float = 0.0) -> None:
         self._outstanding += nbytes
         self._flying.append((message, nbytes))
+        delay += self._network.transmission(self._source, self._target, nbytes)
         self._announce(delay + self._network.delay(self._source, self._target))
 
     def _announce(self, delay: float) -> None:
@@ -250,8 +253,16 @@ class Listener(Protocol):
 class Network:
     """All wires, and the endpoint at each address."""
 
-    def __init__(self, world: World, latency: tuple[float, float], window: int, observers: Sequence[Observer] = ()):
-        self.world, self.window = world, window
+    def __init__(
+        self,
+        world: World,
+        latency: tuple[float, float],
+        window: int,
+        observers: Sequence[Observer] = (),
+        rate: float = math.inf,
+    ):
+        self.world, self.window, self.rate = world, window, rate
+        self._free_at: dict[tuple[Party, str], float] = {}  # a party's link, by direction: when it has sent or got all
         self.endpoints: dict[tuple[str, int], Listener] = {}
         self.wires: dict[SimWire, None] = {}
         self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []  # senders and receivers: no message arrives
@@ -266,6 +277,15 @@ class Network:
     def delay(self, source: Party, target: Party) -> float:
         """The seconds that the next message takes."""
         return (self._least + self._draw(self._rate)) * source.slowness * target.slowness
+
+    def transmission(self, source: Party, target: Party, nbytes: int) -> float:
+        """The seconds until a message has left the sender's link and entered the receiver's, behind all others."""
+        if self.rate == math.inf:
+            return 0.0
+        ends = (source, "out"), (target, "in")
+        done = max(self.world.now, *(self._free_at.get(end, 0.0) for end in ends)) + nbytes / self.rate
+        self._free_at |= dict.fromkeys(ends, done)
+        return done - self.world.now
 
     def parted(self, source: Party, target: Party) -> bool:
         """Whether a partition keeps messages of `source` from `target`."""

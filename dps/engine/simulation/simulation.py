@@ -120,7 +120,7 @@ class Simulation:
             raise InputError(f"a simulation has at least one server and one trainer, not {servers} and {trainers}")
         self.faults, self._timeout, self._copies = faults or Faults(), timeout, copies
         self._world = World(seed)
-        self._network = Network(self._world, self.faults.latency, self.faults.window, observers)
+        self._network = Network(self._world, self.faults.latency, self.faults.window, observers, self.faults.rate)
         self._network.repeats, self._network.keep_alive = self.faults.repeats, self.faults.keep_alive
         self._network.dump_piece, self._network.dump_rate = dump
         self._network.journal = journal
