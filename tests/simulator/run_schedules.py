@@ -18,12 +18,13 @@ import time
 import traceback
 
 import dask
-from ahead_schedules import check_ahead
+from ahead_schedules import check_ahead, check_cached
 from checkpoint_schedules import check_checkpoints
 from deletion_schedules import check_deletions
 from fault_schedules import check_functions, check_schedule, problem_of
 from forgetting_schedules import check_forgetting
 from scaling_schedules import check_scaling
+from split_schedules import check_copies, check_kept, check_lists, check_merges, check_splits
 from takeover_schedules import check_takeovers
 
 KINDS = {
@@ -33,10 +34,17 @@ KINDS = {
     "functions": check_functions,
     "deletions": check_deletions,
     "ahead": check_ahead,
+    "cached": check_cached,
+    "kept": check_kept,
+    "copies": check_copies,
+    "lists": check_lists,
+    "splits": check_splits,
+    "merges": check_merges,
     "forgetting": check_forgetting,
     "takeovers": check_takeovers,
 }
 EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2, "deletions": 3, "ahead": 2}
+EVERY |= {"cached": 2, "kept": 2, "copies": 2, "lists": 2, "splits": 2, "merges": 2}
 EVERY |= {"forgetting": 2, "takeovers": 1}  # one seed in so many
 CHUNK_SCHEDULES = 20  # that a process is given at a time
 
