@@ -39,7 +39,7 @@ def test_pulls_share_the_link_of_their_server(trainers):
 
 
 def test_copies_share_the_pulls_of_a_hot_shard():
-    """As `benchmarks/copies.py` measures it, but that a question to the primary waits for all that has its link here."""
+    """As `benchmarks/copies.py` measures it; here a question to the primary waits for all that has its link."""
     primary, copies = (seconds_of(6, copies=3, reads=reads) for reads in ("primary", "copies"))
     assert primary > 1.5 * copies
 
