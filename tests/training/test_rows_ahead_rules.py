@@ -27,13 +27,13 @@ class Client:
 
     def __init__(self, summed: tuple[str, ...]):
         self.own = SimpleNamespace(clock=0, number=0)
-        self.session = SimpleNamespace(own=self.own, gate=None)
+        self.session = SimpleNamespace(own=self.own, gate=None, now=lambda: 0.0)
         self.changes: Counter[tuple[str, int]] = Counter()
         self.asked: list[tuple[int, bool, dict[str, list[int]]]] = []
         self._summed = summed
 
     def spec_of(self, name: str) -> Any:
-        return SimpleNamespace(aggregate="sum" if name in self._summed else None)
+        return SimpleNamespace(aggregate="sum" if name in self._summed else None, dim=1, itemsize=8)
 
     def push(self, table: str, keys: list[int]) -> None:
         self.own.number += 1
@@ -44,7 +44,7 @@ class Client:
         self.asked.append((self.own.clock, ahead, {table: sorted(some) for table, some in asked.items()}))
         return {table: np.array([self.changes[table, key] for key in some]) for table, some in asked.items()}
 
-    def pull_async(self, keys: Mapping[str, np.ndarray]) -> Any:
+    def pull_ahead(self, keys: Mapping[str, np.ndarray], clocks: int) -> Any:
         values = self.pull(keys, ahead=True)
         return SimpleNamespace(result=lambda: values)
 
