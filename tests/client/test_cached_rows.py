@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 
@@ -13,12 +14,13 @@ from servers import wait_until
 
 import dps
 from dps.engine.client.cached_tables import step_of
-from dps.engine.client.row_cache import ROW_BYTES, CacheShelf, RowCache
+from dps.engine.client.row_cache import ROW_BYTES, CacheShelf, Outcome, RowCache
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.errors import InputError, InputTypeError, NotFiniteError
 
 DIM, KEYS = 4, 100
 ALL = np.arange(KEYS)
+HERE = 0, 0  # the table's number, and the epoch
 
 
 def drawn(seed: int, count: int = KEYS) -> np.ndarray:
@@ -33,7 +35,7 @@ def cache_of(rows: int, dim: int = 1) -> RowCache:
 def read(cache: RowCache, keys: list[int], level: float = 0, now: float = 0.0) -> list[int | None]:
     """The rows that are in the cache; None for those that are not."""
     rows = np.full((len(keys), 1), -1)
-    missing = cache.read(np.array(keys, np.int64), level, now, 0, rows)
+    missing = cache.read(np.array(keys, np.int64), level, now, HERE, rows)
     left = np.zeros(len(keys), bool) if missing is None else missing
     return [None if gone else int(row) for row, gone in zip(rows[:, 0], left, strict=True)]
 
@@ -41,7 +43,7 @@ def read(cache: RowCache, keys: list[int], level: float = 0, now: float = 0.0) -
 def keep(cache: RowCache, keys: list[int], level: float = 0, until: float = math.inf) -> None:
     """Pull rows that hold a thousand times their key."""
     wanted = np.array(keys, np.int64)
-    cache.keep(cache.begin_pull("a", wanted, level, until, 0), 1000 * wanted[:, None])
+    cache.keep(cache.begin_pull("a", wanted, level, until, HERE), 1000 * wanted[:, None])
 
 
 # ---- The rules, beside a list
@@ -80,7 +82,7 @@ def test_kept_rows_beside_a_list(calls):
         elif call == "read":
             assert read(cache, keys, level) == listed.read(keys, level)
         else:
-            cache.change("a", np.array(keys, np.int64)).outcome = Outcome(done=True)
+            cache.change("a", np.array(keys, np.int64)).outcome = lambda: Outcome.ACKNOWLEDGED
             for key in keys:
                 listed.rows.pop(key, None)
 
@@ -103,13 +105,6 @@ def test_the_rows_go_that_were_not_used_for_longest(calls, room):
         assert read(cache, [key]) in ([None], [1000 * key])
 
 
-class Outcome:
-    """The outcome of a push."""
-
-    def __init__(self, done: bool = False, failed: bool = False):
-        self.done, self.failed = done, failed
-
-
 def add(rows: np.ndarray, places: np.ndarray, values: np.ndarray) -> None:
     np.add.at(rows, places, values)
 
@@ -130,14 +125,13 @@ def test_rows_of_a_pull_beside_a_push_are_not_kept(other):
     """Unless the trainer pulls behind its own push."""
     cache = cache_of(9)
     push = cache.change("a", np.array([1, 2]))
-    push.outcome = Outcome()
-    behind = cache.begin_pull(other, np.array([1, 3]), 0, math.inf, 0)
-    before = cache.begin_pull(other, np.array([4, 5]), 0, math.inf, 0)
-    cache.change("a", np.array([4])).outcome = Outcome(done=True)
+    behind = cache.begin_pull(other, np.array([1, 3]), 0, math.inf, HERE)
+    before = cache.begin_pull(other, np.array([4, 5]), 0, math.inf, HERE)
+    cache.change("a", np.array([4])).outcome = lambda: Outcome.ACKNOWLEDGED
     cache.keep(behind, np.array([[1], [3]]))
     cache.keep(before, np.array([[4], [5]]))
     assert read(cache, [1, 3, 4, 5]) == [1 if other == "a" else None, 3, None, 5]
-    push.outcome.done = True
+    push.outcome = lambda: Outcome.ACKNOWLEDGED
     keep(cache, [1])
     assert read(cache, [1]) == [1000]
 
@@ -146,11 +140,11 @@ def test_rows_of_a_push_that_failed_go_until_it_is_acknowledged():
     cache = cache_of(9)
     keep(cache, [1, 2])
     push = cache.change("a", np.array([1]), np.array([[1]]), add)
-    push.outcome = Outcome(done=True, failed=True)
+    push.outcome = lambda: Outcome.DOUBTFUL
     assert read(cache, [1, 2]) == [None, 2000]
     keep(cache, [1])
     assert read(cache, [1]) == [None], "it may yet be sent again, and arrive behind this pull"
-    push.outcome.failed = False
+    push.outcome = lambda: Outcome.ACKNOWLEDGED
     keep(cache, [1])
     assert read(cache, [1]) == [1000]
 
@@ -159,7 +153,7 @@ def test_with_many_failed_pushes_no_row_is_kept():
     cache = cache_of(9)
     keep(cache, [1])
     for _ in range(100):
-        cache.change("a", np.array([2])).outcome = Outcome(done=True, failed=True)
+        cache.change("a", np.array([2])).outcome = lambda: Outcome.DOUBTFUL
     assert read(cache, [1]) == [None]
     keep(cache, [1])
     assert read(cache, [1]) == [None]
@@ -168,26 +162,59 @@ def test_with_many_failed_pushes_no_row_is_kept():
 def test_rows_that_a_trainer_has_left_in_doubt_go():
     cache = cache_of(9)
     keep(cache, [1, 2])
-    cache.change("a", np.array([1]), np.array([[1]]), add).outcome = Outcome()
+    cache.change("a", np.array([1]), np.array([[1]]), add)
     cache.leave("a")
     assert read(cache, [1, 2]) == [None, 2000]
 
 
-def test_rows_grow_old_and_belong_to_an_epoch():
+def test_rows_of_a_push_that_was_refused_go():
     cache = cache_of(9)
+    keep(cache, [1, 2])
+    cache.change("a", np.array([1]), np.array([[1]]), add).outcome = lambda: Outcome.REFUSED
+    assert read(cache, [1, 2]) == [None, 2000]
+    keep(cache, [1])
+    assert read(cache, [1]) == [1000], "no part of it is sent again"
+
+
+def test_keys_may_be_changed_once_they_were_given():
+    cache, keys = cache_of(9), np.array([1, 2])
+    pull = cache.begin_pull("a", keys, 0, math.inf, HERE)
+    push = cache.change("a", keys)
+    keys[:] = 3, 4
+    cache.keep(pull, np.array([[1], [2]]))
+    assert read(cache, [1, 2, 3, 4]) == [None] * 4
+    assert push.keys.tolist() == [1, 2]
+
+
+def test_rows_grow_old_and_belong_to_an_epoch_and_a_number():
+    spec = TableSpec("w", dtype="int64", cache=dps.Cache(1000))
+    cache = RowCache(spec)
     keep(cache, [1], until=5.0)
     assert read(cache, [1], now=5.0) == [1000]
     assert read(cache, [1], now=5.1) == [None]
     keep(cache, [2])
-    pull = cache.begin_pull("a", np.array([3]), 0, math.inf, 0)
-    assert cache.read(np.array([2]), 0, 0.0, 1, np.zeros((1, 1), np.int64)) is not None, "a server has died since"
+    pull = cache.begin_pull("a", np.array([3]), 0, math.inf, HERE)
+    push = cache.change("a", np.array([7]))
+    assert cache.enter(spec, 1) == (0, 1), "a server has died since"
     cache.keep(pull, np.array([[3]]))
     assert read(cache, [2, 3]) == [None, None]
+    wider = dataclasses.replace(spec, id=5, dim=2)
+    history, rows = cache.enter(wider, 1), np.zeros((2, 2), np.int64)
+    cache.keep(cache.begin_pull("b", np.array([7, 8]), 0, math.inf, history), np.array([[7, 7], [8, 8]]))
+    missing = cache.read(np.array([7, 8]), 0, 0.0, history, rows)
+    assert missing.tolist() == [True, False], "a push to the table as it was may be sent again to the new one"
+    assert rows.tolist() == [[0, 0], [8, 8]]
+    assert read(cache, [8]) == [None], "a trainer that knows of the old table only"
+    assert push.outcome() is Outcome.OPEN
 
 
 def test_pulls_that_are_given_up_are_forgotten():
     cache = cache_of(9)
-    pull = cache.begin_pull("a", np.array([3]), 0, math.inf, 0)
+    pull = cache.begin_pull("a", np.array([3]), 0, math.inf, HERE)
+    cache.keep(pull, np.array([[3]]))
+    cache.keep(pull, np.array([[4]]))
+    assert read(cache, [3]) == [3], "the rows of a pull count once"
+    pull = cache.begin_pull("a", np.array([3]), 0, math.inf, HERE)
     assert len(cache._pulls) == 1
     del pull
     assert len(cache._pulls) == 0
@@ -198,7 +225,9 @@ def test_a_shelf_has_one_cache_for_a_run_and_a_table():
     one = shelf.cache(("run", 1), spec)
     assert shelf.cache(("run", 1), spec) is one
     assert shelf.cache(("run", 2), spec) is not one
-    assert shelf.cache(("run", 1), TableSpec("w", id=4, cache=dps.Cache("1 kB"))) is not one
+    assert shelf.cache(("run", 1), TableSpec("v", id=4, cache=dps.Cache("1 kB"))) is not one
+    assert shelf.cache(("run", 1), TableSpec("w", id=4, cache=dps.Cache("1 kB"))) is one, "it was restored"
+    assert shelf.of_run(("run", 1)) == [one]
 
 
 OPTIMIZERS = [dps.Add(), dps.Assign(), dps.SGD(0.1), dps.SGD(0.1, l1=0.1), dps.SGD(dps.InverseTime(0.1, 0.5))]
@@ -224,6 +253,15 @@ def test_steps_are_those_of_the_servers(optimizer, rule):
         expected[places] = values if rule == ASSIGN else expected[places] + values
     step(rows, places, values)
     np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("rule", [PUSH, ADD])
+def test_halves_are_not_added_up_one_by_one(dtype, rule):
+    """Because repeats of a key in a push are summed in float32, and rounded once."""
+    step = step_of(TableSpec("w", dtype=dtype), rule, 0)
+    assert (step is None) == (dtype == "float16")
+    assert step_of(TableSpec("w", dtype=dtype), ASSIGN, 0) is not None
 
 
 # ---- Trainers
@@ -326,6 +364,31 @@ def test_sums_of_a_clock_are_read_when_it_has_ended(cluster):
         ps.table("w", dim=DIM, aggregate="sum", cache="1 MB")
         for seen in ps.run(train, [0, 1], trainers=2, progress=False):
             assert seen == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
+def reuse_arrays(trainer, parts):
+    """Arrays are used again while calls are on their way; what the servers have, and what is read, of keys 1 to 4."""
+    trainer.push("w", [1, 2, 3, 4], np.arange(4 * DIM, dtype=np.float32).reshape(4, DIM))
+    keys, out = np.array([1, 2]), np.zeros((2, DIM), np.float32)
+    pending = trainer.pull_async("w", keys)
+    keys[:] = 3, 4
+    pending.result()
+    pending = trainer.pull_async("w", [3, 4], out=out)
+    trainer.wait()
+    out -= 5
+    pending.result()
+    trainer.push_async("w", keys, np.ones((2, DIM), np.float32))
+    keys[:] = 1, 2
+    with dps.Client(trainer.client.ticket) as client:
+        trainer.wait()
+        return client.pull("w", [1, 2, 3, 4]), trainer.pull("w", [1, 2, 3, 4])
+
+
+def test_arrays_may_be_used_again_while_a_call_is_on_its_way(cluster):
+    with dps.ParameterServer(cluster) as ps:
+        ps.table("w", dim=DIM, cache="1 MB")
+        ((there, read),) = ps.run(reuse_arrays, [0], trainers=1, progress=False)
+        np.testing.assert_array_equal(read, there)
 
 
 def test_a_push_that_is_refused_leaves_nothing(cluster):

@@ -58,10 +58,13 @@ class CountedRows:
     ):
         self.bounds, self.read_too = bounds, read_too
         self.begun_again: set[int] = set()
+        self.at = [0] * trainers  # the clock of each
         self.tables, self.trainers, self.clocks = tables, trainers, clocks
         self.staleness, self.ahead, self.seed = staleness, ahead, seed
         draw = random.Random(f"barriers {seed}")
-        self.meetings = {clock for clock in range(clocks) if draw.random() < barriers}
+        count = sum(draw.random() < barriers for _ in range(clocks))
+        # Trainers meet equally often, each at clocks of its own.
+        self.meetings = [sorted(draw.sample(range(clocks), count)) for _ in range(trainers)]
         self._counts = {table: self._counted(table) for table in tables}
 
     def draw(self, trainer: int, clock: int) -> random.Random:
@@ -99,11 +102,12 @@ class CountedRows:
         """The training function."""
         if trainer.attempt:
             self.begun_again.add(trainer.number)
-        met = 0  # the clock before which all trainers have met
         for clock, rows in trainer.iterate(
             partitions, pull=lambda clock: self.wanted(trainer.number, clock), ahead=self.ahead
         ):
             assert clock == trainer.clock
+            self.at[trainer.number] = max(self.at[trainer.number], clock)
+            met = sum(earlier < clock for earlier in self.meetings[trainer.number])  # how often the trainers have met
             wanted = self.wanted(trainer.number, clock)
             assert list(rows) == list(wanted)
             for table, each in rows.items():
@@ -116,20 +120,22 @@ class CountedRows:
             way = self.change(trainer, clock)
             if way != "increment":  # which is kept until the tick
                 self.read(trainer, met, clock + 1)
-            if clock in self.meetings:
+            if clock in self.meetings[trainer.number]:
                 trainer.barrier()
-                met = clock + 1
 
     def check(self, trainer: Any, table: str, keys: np.ndarray, values: np.ndarray, met: int, own: int) -> None:
         """Rows [m, trainers] contain all that was promised at the trainer's clock, and exactly what it has changed
-        itself before clock `own`; all trainers have met before clock `met`."""
+        itself before clock `own`; the trainers have met `met` times."""
         clock = trainer.clock
         bound = min(self.staleness, self.bounds.get(table, math.inf))
-        least: list[float] = [max(met, clock - bound)] * self.trainers
+        # A trainer that waits in a meeting holds no other back, and has made no push of its clock and later ones yet.
+        least: list[float] = [min(clock - bound, at) for at in self.at]
+        if met:
+            least = [max(some, places[met - 1] + 1) for some, places in zip(least, self.meetings, strict=True)]
         least[trainer.number] = own
         expected = self.counted(table, least)[keys]
         assert (values >= expected).all(), f"{table} {keys}: {values} at clock {clock}, not {expected}"
-        most = self.counted(table, [math.inf] * self.trainers)[keys]
+        most = self.counted(table, [at + 1 for at in self.at])[keys]
         if trainer.number not in self.begun_again:  # else the other attempt may have come further
             most[:, trainer.number] = expected[:, trainer.number]
         assert (values <= most).all(), f"{table} {keys}: {values} at clock {clock}, which is more than {most}"

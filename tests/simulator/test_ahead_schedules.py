@@ -8,6 +8,7 @@ from verdicts import assert_caught, problems
 
 from dps.engine.client.cached_tables import CachedTables
 from dps.engine.client.row_cache import OpenPull, RowCache
+from dps.engine.controller.run import Run
 from dps.engine.training.participant import Participant
 from dps.engine.training.read_gate import ReadGate
 from dps.engine.training.rows_ahead import RowsAhead, SentPull, StaleRows
@@ -79,7 +80,11 @@ WRONG_CACHES = {
     "the cache does not know the staleness of a table": [(Participant, "bound_of", "is None", "is not None")],
     "rows stay after a meeting": [(CachedTables, "forget", "cache.clear()", "pass")],
     "the repeats of an earlier attempt are added": [
-        (CachedTables, "_begin_change", ".own.attempt", ".own.attempt < 0")
+        (CachedTables, "begin_change", ".own.attempt", ".own.attempt < 0")
+    ],
+    "trainers in a meeting have come to any clock": [(Run, "lowest_of_others", "*meeting, math.inf", "math.inf")],
+    "what an earlier attempt has pushed elsewhere is in the cache": [
+        (CachedTables, "_cache", "self._session.own.attempt", "None")
     ],
     "rows go to the wrong keys": [(RowCache, "_make_room", "self._remove(", "len(")],
 }

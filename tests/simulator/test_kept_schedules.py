@@ -20,7 +20,7 @@ def test_pulls_past_kept_rows_see_what_is_promised(part: int) -> None:
 
 WRONG = {
     "a row answers after its deletion": [
-        (CachedTables, "_begin_change", "return cache.change(self, None if", "return None if True else (None if")
+        (CachedTables, "begin_change", "return cache.change(self, None if", "return None if True else (None if")
     ],
     "functions change no rows": [(CachedTables, "changing_all", "cache.change(self, None)", "None")],
     "clears forget nothing": [(RowCache, "_clear", "self._index = KeyIndex(self._index.salt)", "pass")],

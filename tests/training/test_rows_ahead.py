@@ -331,7 +331,7 @@ def test_what_is_refused(options, error, text) -> None:
 
 
 VARIANTS = [
-    (RowsAhead, "_send", "clock + step", "clock"),
+    (RowsAhead, "_send", "standing.others_clock, clock + step", "standing.others_clock, clock"),
     (RowsAhead, "finish", "pull.pull_stale(self._client)", "pass"),
     (RowsAhead, "_send", " and not self._aggregates(wanted)", ""),
     (RowsAhead, "_notice_others", "self.forget()", "pass"),

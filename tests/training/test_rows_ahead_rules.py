@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from noticing import assert_noticed
 
+from dps.engine.state.caching import Cache
 from dps.engine.training import rows_ahead as module
 from dps.engine.training.rows_ahead import RowsAhead, SentPull
 
@@ -30,10 +31,10 @@ class Client:
         self.session = SimpleNamespace(own=self.own, gate=None, now=lambda: 0.0)
         self.changes: Counter[tuple[str, int]] = Counter()
         self.asked: list[tuple[int, bool, dict[str, list[int]]]] = []
-        self._summed = summed
+        self._summed, self.cache = summed, Cache()
 
     def spec_of(self, name: str) -> Any:
-        return SimpleNamespace(aggregate="sum" if name in self._summed else None, dim=1, itemsize=8)
+        return SimpleNamespace(aggregate="sum" if name in self._summed else None, dim=1, itemsize=8, cache=self.cache)
 
     def push(self, table: str, keys: list[int]) -> None:
         self.own.number += 1
@@ -200,6 +201,14 @@ def any_row_where_it_is_not_said() -> None:
     assert module.flat_or_all("w", [[1], [2]]).tolist() == [1, 2]  # type: ignore[union-attr]
 
 
+def kept_rows_may_be_older() -> None:
+    """Rows of a table with a cache are as fresh as the bound asked when they were read, and it may fall."""
+    loop = Loop(1)
+    loop.client.cache, loop.staleness, loop.others_clock = Cache(1000), 3.0, 2.0
+    loop.run(2, {0: lambda: setattr(loop, "staleness", 0.0)})  # now only rows that were read at clock 1 may serve
+    assert loop.pulls == [(0, False, [0]), (0, True, [1]), (1, False, [1])]
+
+
 RULES = [
     so_many_are_ahead,
     each_is_sent_for_its_own_clock,
@@ -214,6 +223,7 @@ RULES = [
     a_tick_is_an_op,
     what_it_knows_is_not_an_op,
     any_row_where_it_is_not_said,
+    kept_rows_may_be_older,
 ]
 
 
@@ -246,8 +256,10 @@ WRONG = {
                                      "self._send()\n        self._coming.popleft()", so_many_are_ahead),
     "what is known now": (RowsAhead, "_rows", "may_serve(pull.others_clock,", "may_serve(self._standing.others_clock,",
                           what_was_known_counts),
-    "its own clock for that of others": (RowsAhead, "_send", "SentPull(wanted, standing.others_clock,",
-                                         "SentPull(wanted, clock + step,", what_was_known_counts),
+    "its own clock for that of others": (RowsAhead, "_send", "self._level(wanted, clock + step)", "clock + step",
+                                         what_was_known_counts),
+    "rows that are kept were read now": (RowsAhead, "_level", "min(others, clock - self._bound(wanted))", "others",
+                                         kept_rows_may_be_older),
     "what was sent serves": (RowsAhead, "_rows", " and may_serve(pull.others_clock, clock, self._bound(pull.wanted))",
                              "", the_staleness_of_now_counts),
     "asked twice": (RowsAhead, "_wanted", "if batch.wanted is None:", "if True:", its_user_is_asked_once),

@@ -8,6 +8,7 @@ it is sent. All of this but the end of a pull happens under the session's lock.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,14 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dps.engine.client.inputs import as_keys, flat_keys, flat_rows, split_sparse
-from dps.engine.client.requests import Prepared, TableRoute, TableTerms, flat, prepared_pull, room_for
-from dps.engine.client.row_cache import OpenChange, RowCache, Step
+from dps.engine.client.requests import Prepared, TableRoute, TableTerms, prepared_pull, room_for
+from dps.engine.client.row_cache import OpenChange, Outcome, RowCache, Step, in_doubt
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.client.verbs import Keys
 from dps.engine.core.shards import optimizers as kernels
 from dps.engine.functions.definition import Function
+from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, DELETE, PUSH, TableSpec
 from dps.engine.state.optimizers import SGD, Add, Assign
+from dps.errors import FunctionError, InputError, InputTypeError, KeyRangeError
 
 if TYPE_CHECKING:
     from dps.engine.client.session import ClientSession
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["CachedTables", "changing_all", "send_changes"]
 
 NO_NUMBERS = np.empty(0, np.float64)
+REFUSALS = (InputError, InputTypeError, KeyRangeError, FunctionError)  # of a push that is not sent again
 Change = tuple[TableRoute, Any, Any]  # the table, and the keys and values as they were given; keys None: all rows
 
 
@@ -55,7 +59,7 @@ class CachedTables:
 
     def __init__(self, session: ClientSession, standing: RunStanding, run: tuple[object, ...]):
         self._session, self._standing, self._run = session, standing, run
-        self._caches: dict[int, RowCache] = {}
+        self._caches: dict[str, RowCache] = {}
         self.rows_asked = self.rows_kept = 0
 
     def has(self, route: TableRoute, keys: Keys) -> bool:
@@ -73,35 +77,34 @@ class CachedTables:
         rows, now = answer.reshape(-1, spec.dim), session.now()
         clock, bound = session.own.clock, self._standing.bound_of(spec)
         cache = self._cache(spec)
-        missing = cache.read(named, clock + ahead - bound, now, session.epoch, rows)
+        history = cache.enter(spec, session.epoch)
+        missing = cache.read(named, clock + ahead - bound, now, history, rows)
         left = 0 if missing is None else int(np.count_nonzero(missing))
         self.rows_asked += len(named)
         self.rows_kept += len(named) - left
         if missing is None:
             return Pending((), lambda: answer)
-        whole = left == len(named)
-        wanted = named if whole else named[missing]
+        wanted = named[missing]
         level = self._standing.others_clock
-        # Of a trainer that is alone, because another one may join later, and begins at this clock or a later one.
-        level = level if math.isfinite(level) else clock
+        # Of a trainer that is alone, because another one may join later, and begins at this clock or a later one. And a
+        # table shows the sums of this clock when it has ended, so a row has none of them, however far others are.
+        level = clock if math.isinf(level) or (spec.aggregate is not None and level > clock) else level
         until = now + spec.cache.seconds(bounded=math.isfinite(bound))
-        opened = cache.begin_pull(self, wanted, level, until, session.epoch)
-        made = prepared_pull(route, terms, session.acting, wanted, flat(answer, spec) if whole else None)
+        opened = cache.begin_pull(self, wanted, level, until, history)
+        made = prepared_pull(
+            route, terms, session.acting, wanted, None
+        )  # because its caller may change `out` meanwhile
 
         def finish() -> np.ndarray:
             fresh = made.finish().reshape(-1, spec.dim)
-            if not whole:
-                rows[missing] = fresh
+            rows[missing] = fresh
             cache.keep(opened, fresh)
             return answer
 
         return made._replace(finish=finish)
 
-    def begin_changes(self, changes: Sequence[Change], rule: int) -> list[OpenChange | None]:
-        """Rows are about to be changed, by one call for each of these tables; None of tables without a cache."""
-        return [self._begin_change(route, keys, values, rule) for route, keys, values in changes]
-
-    def _begin_change(self, route: TableRoute, keys: Any, values: Any, rule: int) -> OpenChange | None:
+    def begin_change(self, route: TableRoute, keys: Any, values: Any, rule: int) -> OpenChange | None:
+        """Rows are about to be changed; None where the process keeps none of the table."""
         spec = route.spec
         if not spec.cache.nbytes or (spec.aggregate is not None and rule == PUSH):  # shown when the clock has ended
             return None
@@ -126,7 +129,7 @@ class CachedTables:
 
     def forget(self) -> None:
         """Pull all rows anew, because the trainer has heard of others by other ways."""
-        for cache in self._caches.values():
+        for cache in self._session.environment.caches.of_run(self._run):
             cache.clear()
 
     def close(self) -> None:
@@ -136,33 +139,23 @@ class CachedTables:
             cache.leave(self)
 
     def _cache(self, spec: TableSpec) -> RowCache:
-        cache = self._caches.get(spec.id)
+        cache = self._caches.get(spec.name)
         if cache is None:
-            cache = self._caches[spec.id] = self._session.environment.caches.cache(self._run, spec)
+            cache = self._caches[spec.name] = self._session.environment.caches.cache(self._run, spec)
+            if self._session.own.attempt:  # what an earlier attempt has pushed did not go through this process
+                cache.clear()
         return cache
 
 
-class SentChange:
-    """The outcome of a push: see :class:`~dps.engine.client.row_cache.PushOutcome`."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: SentCall):
-        self._call = call
-
-    @property
-    def done(self) -> bool:
-        return self._call.done
-
-    @property
-    def failed(self) -> bool:
-        return any(request.error is not None for request in self._call.requests)
-
-
-class NotSent:
-    """The outcome of a push that could not be sent whole."""
-
-    done = failed = True
+def outcome_of(call: SentCall) -> Outcome:
+    """What has become of a push, by the answers that were read."""
+    requests = call.requests  # once, because another thread may send some again meanwhile
+    if not all(request.done for request in requests):
+        return Outcome.OPEN
+    errors = [request.error for request in requests if request.error is not None]
+    if not errors:
+        return Outcome.ACKNOWLEDGED
+    return Outcome.REFUSED if all(isinstance(error, REFUSALS) for error in errors) else Outcome.DOUBTFUL
 
 
 def send_changes(
@@ -172,13 +165,16 @@ def send_changes(
     cached = session.cached
     if cached is None:
         return session.send(prepared, keep)
-    begun, sent = cached.begin_changes(changes, rule), None
+    begun: list[OpenChange | None] = []
+    sent: list[SentCall] | None = None
     try:
+        for route, keys, values in changes:
+            begun.append(cached.begin_change(route, keys, values, rule))
         sent = session.send(prepared, keep)
     finally:
         for n, change in enumerate(begun):
             if change is not None:
-                change.outcome = NotSent() if sent is None else SentChange(sent[n])
+                change.outcome = in_doubt if sent is None else functools.partial(outcome_of, sent[n])
     return sent
 
 
@@ -191,7 +187,13 @@ def changing_all(session: ClientSession, function: Function, table: str) -> cont
 
 
 def step_of(spec: TableSpec, rule: int, clock: int) -> Step | None:
-    """What a change at a clock does to a row, where that does not depend on more than the row; else None."""
+    """What a change at a clock does to a row, where that does not depend on more than the row; else None.
+
+    Halves are added up in float32, and rounded once for all repeats of a key in a push, which a step for each is not.
+    """
+    adds = rule == ADD or (rule == PUSH and type(spec.optimizer) is not Assign)
+    if is_half(spec.dtype) and adds:
+        return None
     if rule == ADD:
         return lambda rows, places, values: kernels.add(rows, places, 0, values, NO_NUMBERS)
     if rule == ASSIGN:

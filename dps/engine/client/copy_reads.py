@@ -8,22 +8,25 @@ failed, primaries alone are asked for a while, because a backup that is cut off 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from dps.engine.client.requests import TableRoute
 from dps.engine.client.ticket import SentCall
+from dps.engine.state.ops import TableSpec
 from dps.engine.wire.channel import Request
 from dps.errors import DPSError
 
 __all__ = ["PAUSE_SECONDS", "CopyReads", "is_on_its_way"]
 
+Named = Mapping[int, TableSpec]
+
 PAUSE_SECONDS = 1.0  # for which primaries alone are asked, after a pull of a copy has failed
 
 
-def is_on_its_way(request: Request, route: TableRoute, retried: Callable[[Request], bool]) -> bool:
-    """Whether a request is a push to that table without an acknowledgement."""
+def is_on_its_way(request: Request, name: str, named: Named, retried: Callable[[Request], bool]) -> bool:
+    """Whether a request is a push to the table of that name without an acknowledgement."""
     part = request.part
-    if part is None or not part.pushes or (part.table != route.spec.id and part.table not in route.ancestors):
+    if part is None or not part.pushes or part.table not in named or named[part.table].name != name:
         return False
     if not request.done:
         with contextlib.suppress(DPSError):  # it is in the request
@@ -43,12 +46,17 @@ class CopyReads:
     def __init__(self, now: Callable[[], float]):
         self._now, self._paused_until, self.asked = now, 0.0, False
 
-    def may_answer(self, route: TableRoute, open_calls: Iterable[SentCall], retried: Callable[[Request], bool]) -> bool:
-        """Whether the copies that the route has chosen may answer a pull that is made now."""
+    def may_answer(
+        self, route: TableRoute, open_calls: Iterable[SentCall], named: Named, retried: Callable[[Request], bool]
+    ) -> bool:
+        """Whether the copies that the route has chosen may answer a pull that is made now.
+
+        `named` has the tables that were called, by the numbers that they had: a table that was restored has another.
+        """
         if not route.reads_copies or self._now() < self._paused_until:
             return False
         requests = (request for call in open_calls for request in call.requests)
-        may = not any(is_on_its_way(request, route, retried) for request in requests)
+        may = not any(is_on_its_way(request, route.spec.name, named, retried) for request in requests)
         self.asked = self.asked or may
         return may
 

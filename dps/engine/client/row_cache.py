@@ -18,15 +18,16 @@ level:
    pull are not kept if the push names them, too. Only where a trainer pulls behind its own push it is known that the
    rows have it, because the server takes what comes over one connection in order.
 3. A push that failed may or may not have been applied, and may be sent again later. So its rows go, and no rows of its
-   keys are kept until it has been acknowledged.
+   keys are kept until it has been acknowledged. Of one that was refused for good the rows go, too.
 
 So each row contains, beside the pushes before its level, every acknowledged push of this process. Therefore the level
 that one trainer's pull has given to a row holds for the other trainers of the process, too: all pushes that they may
 miss are those of trainers elsewhere, and these are among the others of each of them.
 
-**A lost history.** The cache belongs to one table number and to one *epoch* of the servers' placement: a restored
-table has another number, and when a server has died the epoch is another one. Then all rows go, and rows that were
-pulled in the old epoch are not kept.
+**A lost history.** The rows belong to one number of the table and to one *epoch* of the servers' placement: a table
+that was restored, split or merged has another number, and when a server has died the epoch is another one. Then all
+rows go, and rows that were pulled before are not kept. The pushes on their way stay known, because they are sent again.
+A trainer that knows of the old table only gets no rows from here.
 
 **Memory.** Rows lie in one array with room for as many as the budget allows. Where it is full, an eighth of the rows go
 at once, those that were not used for longest. Rows that were pulled ahead for a later batch were used last, so that
@@ -35,10 +36,10 @@ the batches which are known keep their rows.
 
 from __future__ import annotations
 
+import enum
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -46,34 +47,32 @@ from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.rows import gather
 from dps.engine.state.ops import TableSpec
 
-__all__ = ["CacheShelf", "OpenChange", "OpenPull", "RowCache", "Step"]
+__all__ = ["CacheShelf", "OpenChange", "OpenPull", "Outcome", "RowCache", "Step", "in_doubt"]
 
 ROW_BYTES = 45  # of a row beside its values: its key in the index, its level, its age, its last use
 MOST_FAILED = 64  # pushes that failed, whose keys are remembered one by one; with more of them, no row is kept
 NEVER_USED = np.iinfo(np.int64).max  # the last use of a place that has no row, so that it is not chosen to go
 
+History = tuple[int, int]  # the number of the table, and the epoch of the placement
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # changes rows[places] by some values
 
 
-class PushOutcome(Protocol):
-    """A push on its way."""
+class Outcome(enum.Enum):
+    """What is known of a push that was sent."""
 
-    @property
-    def done(self) -> bool:
-        """Whether it was answered, or has failed."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether a part of it has failed."""
+    OPEN = enum.auto()
+    ACKNOWLEDGED = enum.auto()
+    REFUSED = enum.auto()  # for good: no part of it is sent again
+    DOUBTFUL = enum.auto()  # a part has failed, and may be sent again, or be applied yet
 
 
 class OpenPull:
     """Rows that were asked for: the `keys`, and which of them are not to be kept (`spoilt`)."""
 
-    __slots__ = ("__weakref__", "epoch", "keys", "level", "spoilt", "until")
+    __slots__ = ("__weakref__", "history", "keys", "level", "spoilt", "until")
 
-    def __init__(self, keys: np.ndarray, level: float, until: float, epoch: int):
-        self.keys, self.level, self.until, self.epoch = keys, level, until, epoch
+    def __init__(self, keys: np.ndarray, level: float, until: float, history: History):
+        self.keys, self.level, self.until, self.history = keys, level, until, history
         self.spoilt = np.zeros(len(keys), np.bool_)
 
     def spoil(self, keys: np.ndarray | None) -> None:
@@ -88,16 +87,26 @@ class OpenChange:
     """A change of rows that is on its way to the servers.
 
     `keys` are those of the rows; None: perhaps of all.
-    `trainer` is what makes it: pulls of the same trainer behind it see it.
-    `outcome` is known once it is sent.
+    `trainer` is what makes it: pulls of the same trainer behind it see it. None: it has gone.
+    `outcome` tells what has become of it.
     """
 
     __slots__ = ("dropped", "keys", "outcome", "trainer")
 
     def __init__(self, trainer: object, keys: np.ndarray | None):
         self.trainer, self.keys = trainer, keys
-        self.outcome: PushOutcome | None = None
+        self.outcome: Callable[[], Outcome] = unsent
         self.dropped = False  # it has failed, and its rows went
+
+
+def unsent() -> Outcome:
+    """The outcome of a push before it is sent."""
+    return Outcome.OPEN
+
+
+def in_doubt() -> Outcome:
+    """The outcome of a push of which no more will be known."""
+    return Outcome.DOUBTFUL
 
 
 class RowCache:
@@ -112,36 +121,50 @@ class RowCache:
     --------
     >>> from dps.engine.state.caching import Cache
     >>> cache = RowCache(TableSpec("w", dim=2, cache=Cache("1 kB")))
-    >>> pull = cache.begin_pull("trainer", np.array([7, 8]), level=3, until=10.0, epoch=0)
+    >>> pull = cache.begin_pull("trainer", np.array([7, 8]), level=3, until=10.0, history=(0, 0))
     >>> cache.keep(pull, np.float32([[1, 2], [3, 4]]))
     >>> rows = np.zeros((2, 2), np.float32)
-    >>> cache.read(np.array([8, 9]), level=3, now=9.0, epoch=0, rows=rows), rows[0]
+    >>> cache.read(np.array([8, 9]), level=3, now=9.0, history=(0, 0), rows=rows), rows[0]
     (array([False,  True]), array([3., 4.], dtype=float32))
-    >>> cache.read(np.array([8, 9]), level=4, now=9.0, epoch=0, rows=rows)  # all pushes before clock 4
+    >>> cache.read(np.array([8, 9]), level=4, now=9.0, history=(0, 0), rows=rows)  # all pushes before clock 4
     array([ True,  True])
     """
 
     def __init__(self, spec: TableSpec):
+        self._lock = threading.Lock()
+        self._uses = 0
+        self._history: History = (spec.id, 0)
+        self._furnish(spec)
+        self._pulls: weakref.WeakSet[OpenPull] = weakref.WeakSet()  # those that are given up are forgotten
+        self._changes: list[OpenChange] = []
+
+    def _furnish(self, spec: TableSpec) -> None:
+        """Begin without rows, for a table of that definition."""
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize + ROW_BYTES
         self.room = max(1, spec.cache.nbytes // row_bytes)
-        self._lock = threading.Lock()
         self._index = KeyIndex(spec.salt)
         # The system provides the memory of these arrays page by page, as rows come.
         self._rows = np.empty((self.room, spec.dim), spec.dtype)
         self._level, self._until = np.empty(self.room, np.float64), np.empty(self.room, np.float64)
         self._used = np.empty(self.room, np.int64)
-        self._uses = 0
-        self._epoch = 0
-        self._pulls: weakref.WeakSet[OpenPull] = weakref.WeakSet()  # those that are given up are forgotten
-        self._changes: list[OpenChange] = []
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def read(self, keys: np.ndarray, level: float, now: float, epoch: int, rows: np.ndarray) -> np.ndarray | None:
+    def enter(self, spec: TableSpec, epoch: int) -> History:
+        """A trainer knows of that definition of the table, and of that epoch of the placement: what it is to name."""
+        with self._lock:
+            if spec.id > self._history[0]:
+                self._furnish(spec)
+            if spec.id > self._history[0] or epoch > self._history[1]:
+                self._clear()
+                self._history = max(spec.id, self._history[0]), max(epoch, self._history[1])
+        return spec.id, epoch
+
+    def read(self, keys: np.ndarray, level: float, now: float, history: History, rows: np.ndarray) -> np.ndarray | None:
         """Put the rows of the keys that are here, with all pushes before clock `level`, into rows [m, dim].
 
-        The reader knows of that `epoch`.
+        `history` is what :meth:`enter` has said to the reader.
 
         Returns
         -------
@@ -149,11 +172,10 @@ class RowCache:
             Which of the rows are missing; None: none of them.
         """
         with self._lock:
-            self._enter(epoch)
             self._look_at_changes()
             places = np.empty(len(keys), np.int64)
             self._index.find(keys, places)
-            missing = places < 0
+            missing = (places < 0) | (history[0] != self._history[0])
             if len(self._index) and not missing.all():
                 missing |= (self._level[places] < level) | (self._until[places] < now)
                 places[missing] = -1
@@ -162,12 +184,11 @@ class RowCache:
                 self._used[places[~missing]] = self._uses
         return missing if missing.any() else None
 
-    def begin_pull(self, trainer: object, keys: np.ndarray, level: float, until: float, epoch: int) -> OpenPull:
-        """A trainer is about to ask the servers for rows: of a level, kept until then, in that epoch."""
+    def begin_pull(self, trainer: object, keys: np.ndarray, level: float, until: float, history: History) -> OpenPull:
+        """A trainer is about to ask the servers for rows: of a level, kept until then. It may change `keys` later."""
         with self._lock:
-            self._enter(epoch)
             self._look_at_changes()
-            pull = OpenPull(keys, level, until, epoch)
+            pull = OpenPull(keys.copy(), level, until, history)
             for change in self._changes:
                 if change.trainer is not trainer or change.dropped:
                     pull.spoil(change.keys)
@@ -177,8 +198,9 @@ class RowCache:
     def keep(self, pull: OpenPull, values: np.ndarray) -> None:
         """The rows [m, dim] of a pull are here."""
         with self._lock:
+            is_open = pull in self._pulls  # else another thread has brought its rows
             self._pulls.discard(pull)
-            if pull.epoch != self._epoch:
+            if not is_open or pull.history != self._history:
                 return
             keys = pull.keys
             if pull.spoilt.any():
@@ -201,6 +223,7 @@ class RowCache:
 
         With a `step`, the rows that are here are changed as the servers will change theirs; without, they go.
         """
+        keys = None if keys is None else keys.copy()  # the caller may change its own later
         opened = OpenChange(trainer, keys)
         with self._lock:
             self._look_at_changes()
@@ -233,6 +256,7 @@ class RowCache:
             self._look_at_changes()
             for change in self._changes:
                 if change.trainer is trainer:
+                    change.trainer, change.outcome = None, in_doubt
                     self._drop(change)
 
     def clear(self) -> None:
@@ -244,24 +268,17 @@ class RowCache:
 
     # -- inside, under the lock
 
-    def _enter(self, epoch: int) -> None:
-        """The servers' placement has this epoch: rows of an earlier one go."""
-        if epoch > self._epoch:
-            self._clear()
-            self._epoch = epoch
-
     def _look_at_changes(self) -> None:
         """Forget the changes that were acknowledged; and the rows of those that have failed."""
         if not self._changes:
             return
         still = []
         for change in self._changes:
-            outcome = change.outcome
-            if outcome is not None and outcome.done:
-                if not outcome.failed:
-                    continue
+            outcome = change.outcome()
+            if outcome in (Outcome.REFUSED, Outcome.DOUBTFUL):
                 self._drop(change)
-            still.append(change)
+            if outcome in (Outcome.OPEN, Outcome.DOUBTFUL):
+                still.append(change)
         if sum(change.dropped for change in still) > MOST_FAILED:
             still = [change for change in still if not change.dropped]
             still.append(OpenChange(None, None))
@@ -301,7 +318,7 @@ class RowCache:
 
 
 class CacheShelf:
-    """The caches of a process, by run and table. A cache goes with the last trainer that uses it."""
+    """The caches of a process, by run and name of the table. A cache goes with the last trainer that uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -310,8 +327,13 @@ class CacheShelf:
     def cache(self, run: tuple[object, ...], spec: TableSpec) -> RowCache:
         """The cache of a table for a run."""
         with self._lock:
-            key = (*run, spec.id)
+            key = (*run, spec.name)
             cache = self._caches.get(key)
             if cache is None:
                 cache = self._caches[key] = RowCache(spec)
             return cache
+
+    def of_run(self, run: tuple[object, ...]) -> list[RowCache]:
+        """The caches of all tables for a run."""
+        with self._lock:
+            return [cache for key, cache in self._caches.items() if key[:-1] == run]

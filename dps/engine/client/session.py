@@ -211,7 +211,7 @@ class ClientSession:
 
     def reads_copies(self, route: TableRoute) -> bool:
         """Whether copies may answer a pull that is made now."""
-        return route.reads_copies and self._copies.may_answer(route, self._open, self._retried)
+        return route.reads_copies and self._copies.may_answer(route, self._open, self._used, self._retried)
 
     def send(self, prepared: Sequence[Prepared], keep: bool = False) -> list[SentCall]:
         """Write the requests of calls. With `keep`, the caller may change its arrays before they are answered."""

@@ -265,6 +265,12 @@ class Run:
                 f"one; use repartition"
             )
 
+    def lowest_of_others(self, trainer: int) -> int:
+        """A clock that all other trainers have reached, also those in a meeting, which hold back no tick: a trainer may
+        keep what it reads now until they have pushed at their clocks."""
+        meeting = (self.clock.clock_of(n) for n in self.meeting if n != trainer)
+        return min(self.clock.lowest_of_others(trainer), *meeting, math.inf)  # type: ignore[return-value]
+
     def replaced(self, trainer: int) -> StoppedError:
         """Why requests of this attempt at a trainer, or over this connection, count no more."""
         if self.record(trainer).given_up:

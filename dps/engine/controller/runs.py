@@ -570,7 +570,7 @@ class Runs:
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
             if waiting is not None:
-                lowest, record = run.clock.lowest_of_others(trainer), run.records[trainer]
+                lowest, record = run.lowest_of_others(trainer), run.records[trainer]
                 answer = TickAnswer(run.trainers - run.left_count, run.staleness, lowest)
                 known, record.renewals = record.renewals, self._renewals
                 told = answer if known == self._renewals else answer._replace(renewed=True)

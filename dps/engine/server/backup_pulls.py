@@ -35,6 +35,7 @@ from dps.errors import BehindError, DPSError, MovedError, ProtocolError
 __all__ = ["WAIT_SECONDS", "BackupPulls", "has_version", "version_for"]
 
 WAIT_SECONDS = 0.25  # for which a pull waits at most: less than a client waits before it doubts a server
+CONNECT_SECONDS = 2.0  # for which a connection to a primary may not be there yet, until another one is tried
 LOOK_SECONDS = 0.001  # between two looks whether a replica has got the version that its primary told
 SWEEP_SECONDS = 0.05  # between two looks for pulls that have waited for too long
 UNTOLD = -1  # in the place of a version: the server may not answer pulls of the shard
@@ -146,6 +147,7 @@ class BackupPulls:
         self._respond, self._service = meters.timed(self._respond_to), service
         self._parts: list[ReplicaPart] = []  # of the pull that is being answered
         self._links: dict[int, RoleLink] = {}  # to primaries
+        self._begun_at: dict[int, float] = {}  # when the connection to a primary was begun
         self._questions: dict[tuple[int, int], Questions] = {}  # by primary, and number of the table
         self._requests = 0
         self._waiting: dict[WaitingPull, None] = {}
@@ -255,6 +257,7 @@ class BackupPulls:
         if link is None and address is not None:
             told = partial(self._on_up, leader), partial(self._on_frame, leader), partial(self._on_end, leader)
             link = self._links[leader] = self._endpoint.connect(address, self._peers, self._secret, *told)
+            self._begun_at[leader] = self._endpoint.now()
         return link
 
     def _on_up(self, leader: int, link: RoleLink) -> None:
@@ -355,6 +358,13 @@ class BackupPulls:
             leader
             for (leader, _), questions in self._questions.items()
             if questions.request and now > questions.asked_at + WAIT_SECONDS
+        }
+        for questions in self._questions.values():  # else these would keep the bodies of pulls that were given up
+            questions.next = [pull for pull in questions.next if pull in self._waiting]
+        late |= {
+            leader
+            for leader, link in self._links.items()
+            if not link.open and now > self._begun_at[leader] + CONNECT_SECONDS
         }
         for leader in late:
             link = self._links[leader]

@@ -27,8 +27,8 @@ T = TypeVar("T")
 class SimJob(Generic[T]):
     """One call of `Simulation.run`: the function and data of its trainers, and their results.
 
-    So many trainers, `threads`, are in one process as far as they share the caches of it. Where one of them is started
-    again, it is in a new process.
+    So many trainers, `threads`, are in one process as far as they share the caches of it. One that is started again is
+    in a new process, or in that of others.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SimJob(Generic[T]):
         self.function, self.args, self.kwargs = function, args, kwargs
         self.data = data
         self.shares = shares
-        self.reassign = reassign
+        self.reassign, self.threads = reassign, threads
         processes = [CacheShelf() for _ in shares]
         self.caches = [processes[number // threads] for number in range(len(shares))]  # by trainer
         self.number = 0
@@ -111,7 +111,8 @@ class SimTrainers:
 
     def _begin_again(self, job: SimJob, number: int, delay: float) -> None:
         job.attempts[number] += 1
-        job.caches[number] = CacheShelf()
+        draw = random.Random(f"process of trainer {number}, attempt {job.attempts[number]}")
+        job.caches[number] = draw.choice([CacheShelf(), *(job.caches if job.threads > 1 else [])])
         world = self._network.world
         world.at(world.now + delay, None, self._begin, job, number, job.attempts[number])
 

@@ -83,6 +83,9 @@ class Participant:
         The clock that an attempt before this one has reached.
     planned : int
         The clock at which the trainer means to be done; 0: not known.
+    read_clock : float
+        A clock that it may take for that of the others where it reads a table that has a staleness of its own: the
+        others have reached it, or wait in a meeting.
     others_clock : float
         A clock that all other trainers had reached when this one began its iteration: what they pushed before it is on
         the servers. Infinite where no other trainer is left.
@@ -124,7 +127,7 @@ class Participant:
         self._joined: Joined | None = None  # the answer to the last JOIN
         self.reached = self.planned = self.first_portion = self.warm_start = 0
         self.staleness, self.trainers = math.inf, 1
-        self.others_clock: float = 0
+        self.others_clock = self.read_clock = 0.0
         self.clock_patience = config.seconds("clock") + GRACE_SECONDS
         self.session = ClientSession(ticket, environment, self.check, self._join, cancelled)
         self.session.hangs_up = True  # because the end of this connection tells that the trainer is lost
@@ -148,7 +151,7 @@ class Participant:
         session.grace = joined.grace
         self.staleness = math.inf if joined.staleness is None else joined.staleness
         self.trainers = own.parties = joined.trainers
-        self.others_clock = 0 if joined.trainers > 1 else math.inf
+        self.others_clock = self.read_clock = 0 if joined.trainers > 1 else math.inf
         session.gate = None if joined.elastic else ReadGate(self, self._await_lowest)
         if not self.leased:  # because a portion may be another trainer's, whose repeats are no changes
             session.cached = CachedTables(session, self, (session.ticket.controller, session.ticket.secret, self.run))
@@ -309,7 +312,7 @@ class Participant:
     def _go_on(self, answer: TickAnswer) -> None:
         """Note how many trainers count, where the last of them is, and how far they may be apart."""
         self.session.own.parties = max(1, answer.trainers)
-        self.others_clock = answer.lowest if answer.trainers > 1 else math.inf
+        self.others_clock = self.read_clock = answer.lowest if answer.trainers > 1 else math.inf
         if answer.staleness is not None:
             self.staleness = answer.staleness
         if answer.renewed:
@@ -324,12 +327,12 @@ class Participant:
             tick, self._tick = self._tick, None
             if tick is not None:
                 self._take_answer(tick.answer(deadline))
-                if self.others_clock >= clock:
+                if self.read_clock >= clock:
                     return
             answer = TickAnswer.of(session.controller().ask(Await(clock).header()).answer(deadline))
             self._go_on(answer)
             if not answer.renewed:  # an answer does not say clocks beyond 2^31
-                self.others_clock = max(self.others_clock, clock)
+                self.read_clock = max(self.read_clock, clock)
 
         with session.lock, self.waiting():
             self._again(ask)
@@ -359,7 +362,9 @@ class Participant:
         self._collectives += 1
         try:
             with session.lock, self.waiting():
-                return bytes(self._again(lambda: self._answered(header, body, self.clock_patience)))
+                answer = bytes(self._again(lambda: self._answered(header, body, self.clock_patience)))
+            self.read_clock = self.others_clock  # because those that were in the meeting count again
+            return answer
         except ClockTimeoutError:
             self._collectives -= 1  # a trainer that calls again is at the same place of its program
             raise

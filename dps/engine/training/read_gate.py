@@ -9,6 +9,7 @@ the trainers are as close together as the table demands.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from dps.engine.coordination.clock import may_serve, tightest
 from dps.engine.state.ops import TableSpec
@@ -18,6 +19,12 @@ from dps.errors import ClockTimeoutError
 __all__ = ["ReadGate"]
 
 
+class ReadStanding(Standing, Protocol):
+    """What a trainer's gate knows of the others."""
+
+    read_clock: float
+
+
 class ReadGate:
     """The gate of one trainer; its session has the reads go through it, under the session's lock.
 
@@ -25,14 +32,14 @@ class ReadGate:
     of a table has changed.
     """
 
-    def __init__(self, standing: Standing, await_lowest: Callable[[int], None]):
+    def __init__(self, standing: ReadStanding, await_lowest: Callable[[int], None]):
         self._standing, self._await_lowest = standing, await_lowest
 
     def is_open(self, spec: TableSpec) -> bool:
         """Whether the trainer may read the table at its clock, as far as it knows now."""
         standing = self._standing
         clock = standing.client.session.own.clock
-        return may_serve(standing.others_clock, clock, tightest(standing.staleness, spec.staleness))
+        return may_serve(standing.read_clock, clock, tightest(standing.staleness, spec.staleness))
 
     def wait(self, table: str) -> None:
         """Return when the trainer may read the table at its clock.

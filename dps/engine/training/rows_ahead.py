@@ -286,7 +286,9 @@ class RowsAhead:
                 wanted = self._wanted(coming)
                 if len(wanted) and serves(self._bound(wanted)) and not self._aggregates(wanted):
                     self._budget.spend(self._bytes_of(wanted), now)
-                    coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_ahead(wanted.asked, step))
+                    coming.pull = SentPull(
+                        wanted, self._level(wanted, clock + step), self._client.pull_ahead(wanted.asked, step)
+                    )
 
     def _wanted(self, batch: BatchAhead) -> WantedRows:
         """The rows that a batch wants; its user is asked once for each batch."""
@@ -303,6 +305,12 @@ class RowsAhead:
         if self._client.session.gate is None:
             return self._standing.staleness
         return tightest(self._standing.staleness, *(spec.staleness for spec in self._specs(wanted)))
+
+    def _level(self, wanted: WantedRows, clock: int) -> float:
+        """A clock that all others had reached before the rows were read that a pull for use at `clock` gives: those of
+        a table with ``cache=`` may have been read earlier."""
+        others = self._standing.others_clock
+        return min(others, clock - self._bound(wanted)) if any(s.cache.nbytes for s in self._specs(wanted)) else others
 
     def _bytes_of(self, wanted: WantedRows) -> int:
         """How many bytes a pull takes of the link: keys there, and rows back."""
