@@ -6,6 +6,7 @@ They are dropped after a fit, or with the model, on servers that go on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import weakref
 from collections.abc import Iterable
@@ -56,7 +57,7 @@ def wire_of_rows(wire: WireLike, dim: int) -> dps.Wire | str:
         dps.TableSpec("rows", dim=dim, wire=wire)
     except InputError:
         pull, push = ("bfloat16" if side == "int8" else side for side in (wire.pull, wire.push))
-        other = dps.Wire(pull, push, wire.local, wire.lists)
+        other = dataclasses.replace(wire, pull=pull, push=push)
         numbers = "1 number" if dim == 1 else f"{dim} numbers"
         raise InputError(
             f"wire=dps.{wire!r} is for rows of more than 4 numbers, and this model has rows of {numbers}, of which "

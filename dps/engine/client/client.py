@@ -26,6 +26,7 @@ from dps.engine.client.cached_tables import changing_all, send_changes
 from dps.engine.client.environment import Environment
 from dps.engine.client.forgotten import ForgottenKeys
 from dps.engine.client.functions import FunctionCaller
+from dps.engine.client.held_pushes import HeldPushes
 from dps.engine.client.inputs import as_key_range, as_keys, as_rows
 from dps.engine.client.origin import Origin
 from dps.engine.client.plain import DECLINED, PlainCalls
@@ -131,6 +132,7 @@ class Client(Verbs):
         # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of. So
         # pushes are not sent, and what is sent for its answer says that it is a repeat.
         self.replays = False
+        self.held: HeldPushes | None = None  # of a trainer, which may hold back rows that it pushes
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
         self._confirmed: dict[str, Confirmed] = {}  # by vocabulary
         self._beside: Client | None = None  # a client without a clock, where this one has a clock
@@ -519,6 +521,10 @@ class Client(Verbs):
                 if column is not None:
                     named, given = in_column(route, named, given, column, rule)
                 changes.append((route, each, named, given, column))
+            if self.held is not None:
+                travels = self.held.push(changes, rule, answered or rows is not None)
+                if travels is not None:
+                    return Pending(travels, nothing)
             with self._as_task():
                 prepared = []
                 for route, each, named, given, column in changes:

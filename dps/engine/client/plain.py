@@ -23,7 +23,7 @@ from dps.engine.client.verbs import Keys, T
 from dps.engine.core.requests.exchange import DECLINED, OPEN, Exchange, Wires
 from dps.engine.core.requests.part import Part, parts_of
 from dps.engine.core.requests.terms import Terms
-from dps.engine.state.ops import TableSpec
+from dps.engine.state.ops import ADD, NO_CLOCK, TableSpec
 from dps.engine.wire.channel import Channel, Request
 from dps.errors import RequestTimeoutError
 
@@ -50,6 +50,7 @@ class PlainTable:
         self._to_copies: Wires | None = None
         self.check = None if route.spec.aggregate is None else check_aggregate
         self.gate = None if route.spec.staleness is None else session.gate
+        self.holds = route.spec.wire.holds and session.own.clock != NO_CLOCK
 
     def reading(self) -> tuple[Wires | None, Terms]:
         """Over which connections a pull goes now, and by which terms; None where one of these is not there yet."""
@@ -154,6 +155,8 @@ class PlainCalls:
     def _terms(self, table: PlainTable, rule: int, answered: bool) -> Terms | None:
         """The terms of a push, once it was checked; None where the table does not take it, or its answer waits."""
         if answered and table.is_closed():
+            return None
+        if table.holds and rule != ADD and not answered:  # rows of pushes may be held back
             return None
         if table.check is not None:
             table.check(table.route.spec)

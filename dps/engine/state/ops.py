@@ -320,6 +320,7 @@ class TableSpec:
             )
         if "int8" in (self.wire.pull, self.wire.push) and self.dim <= 4:
             raise InputError(f"{where}: int8 saves nothing of a row of {self.dim} beside bfloat16; use that")
+        self._check_held(where)
         if not isinstance(self.cache, Cache):
             raise InputTypeError(f"{where}: cache is a dps.Cache, such as dps.Cache('64 MiB'), not {self.cache!r}")
         if self.cache.nbytes and self.bytes_width:
@@ -346,6 +347,20 @@ class TableSpec:
                 f"{where}: reads='copies' does not go with expire=, max_bytes=, admit= and remember=, because the "
                 "primaries decide which rows there are, also by their pulls"
             )
+
+    def _check_held(self, where: str) -> None:
+        """Refuse a wire that holds rows back where sums of pushes do not stand for these pushes."""
+        if not self.wire.holds:
+            return
+        held, why = f"{where}: {self.wire!r} holds back rows of pushes, and sends their sums later", ""
+        if self.dtype != "float32":
+            why = f"this table has {self.dtype}, and not float32"
+        elif self.aggregate is not None:
+            why = f"with aggregate={self.aggregate!r} servers wait for what each trainer pushes in a clock"
+        elif self.optimizer.repeats == "last":
+            why = f"of several pushes to a row of {self.optimizer.kind}, the last one counts"
+        if why:
+            raise InputError(f"{held}; {why}: leave out keep= and least=")
 
     def _take_edges(self) -> None:
         """Check the edges; those of equal shards are none, so that a table has one definition."""

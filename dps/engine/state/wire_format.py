@@ -4,7 +4,8 @@ The path: a table's definition has a ``Wire``. `client/requests.py` makes of it 
 `core/requests/call.pyx` narrows the rows of a trainer's push as they are written, and widens those of a pull as they
 arrive. A request whose values travel so has the flag NARROW; the server (`core/requests/service.pyx`, and the general
 way in `server/tables.py`) widens what it brings before anything else sees it. So rows, sums, copies, checkpoints and
-functions have the table's own numbers, always. `core/codec.h` has the loops.
+functions have the table's own numbers, always. `core/codec.h` has the loops. `client/held_pushes.py` has
+what trainers hold back of their pushes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 
 from dps.engine.core.codec import CODECS
-from dps.engine.state.recipes import Description, Recipe, converted, flag
+from dps.engine.state.recipes import Description, Recipe, converted, flag, number
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["Wire", "wire_of"]
@@ -55,6 +56,15 @@ class Wire(Recipe):
         Keep lists of keys at both ends of a connection, so that a push to the rows that were pulled just before, and a
         list that comes again in the next epoch, travels without its keys. Both ends keep 4 MiB for each connection.
         False by default; True with ``wire="auto"``.
+    keep : float, optional
+        Which share of the rows of a trainer's push travels: those with the largest norms, rounded up to whole rows. The
+        trainer holds the other rows back, and adds them to what it pushes to the same rows later. 1.0 by default: all.
+    least : float, optional
+        The norm of a row below which it is held back, together with what is held back of it already. 0.0 by default.
+    hold : int, optional
+        Clocks for which a change may be held back: what a trainer pushes at clock c is on the servers when the trainer
+        has completed clock c + hold. A pull at clock c then sees every push that any trainer, also its own, made before
+        its clock c - staleness - hold. 8 by default. With `keep` and `least`, wherever the servers are.
 
     Raises
     ------
@@ -66,22 +76,32 @@ class Wire(Recipe):
     >>> import dps
     >>> dps.Wire(pull="bfloat16", push="bfloat16")
     Wire(pull='bfloat16', push='bfloat16')
+    >>> dps.Wire(keep=0.25, hold=4)
+    Wire(keep=0.25, hold=4)
     """
 
     pull: str | None = converted(None, _format)
     push: str | None = converted(None, _format)
     local: bool = flag(True)
     lists: bool = flag(False)
+    keep: float = number(1.0, above=0, most=1)
+    least: float = number(0.0, least=0)
+    hold: int = number(8, least=1, most=1 << 20, whole=True)
 
     @staticmethod
     def from_dict(description: Description) -> Wire:
         """The value that :meth:`to_dict` described."""
-        return Wire(description["pull"], description["push"], description["local"], description["lists"])
+        return Wire(**{name: value for name, value in description.items() if name != "name"})
 
     @property
     def asks(self) -> bool:
         """Whether anything travels otherwise than it is."""
-        return self.pull is not None or self.push is not None or self.lists
+        return self.pull is not None or self.push is not None or self.lists or self.holds
+
+    @property
+    def holds(self) -> bool:
+        """Whether trainers hold back rows of their pushes."""
+        return self.keep < 1 or self.least > 0
 
     @property
     def codecs(self) -> tuple[int, int]:

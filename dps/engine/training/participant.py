@@ -25,6 +25,7 @@ from dps import config
 from dps.engine.client.cached_tables import CachedTables
 from dps.engine.client.client import Client
 from dps.engine.client.environment import Environment
+from dps.engine.client.held_pushes import HeldPushes
 from dps.engine.client.session import ClientSession
 from dps.engine.client.ticket import Ticket
 from dps.engine.coordination.clock import tightest
@@ -154,6 +155,7 @@ class Participant:
         self.others_clock = self.read_clock = 0 if joined.trainers > 1 else math.inf
         session.gate = None if joined.elastic else ReadGate(self, self._await_lowest)
         if not self.leased:  # because a portion may be another trainer's, whose repeats are no changes
+            self.client.held = HeldPushes(self.client)
             session.cached = CachedTables(session, self, (session.ticket.controller, session.ticket.secret, self.run))
         session.meter.start(self.trainers, session.now())
         self.reached = joined.clock

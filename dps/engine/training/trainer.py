@@ -19,6 +19,7 @@ move from trainer to trainer.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsFloat
 
@@ -252,8 +253,13 @@ class Trainer(MergingVerbs):
         return self._client.vocabulary(name)
 
     def flush(self) -> None:
-        """Send now what :meth:`increment`, :meth:`merge_max` and :meth:`merge_min` have kept, and wait for it."""
+        """Send now what :meth:`increment`, :meth:`merge_max` and :meth:`merge_min` have kept, and wait for it.
+
+        So it does with the rows that pushes have held back (:class:`dps.Wire`, `keep` and `least`), of all tables.
+        """
         self._send_merged()
+        if self._client.held is not None:
+            self._client.held.flush()
         self._client.wait()
 
     def rows(self, tables: Mapping[T, Keys]) -> contextlib.AbstractContextManager[tuple[PulledRows, ...]]:
@@ -356,6 +362,7 @@ class Trainer(MergingVerbs):
         """
         if failed is None:
             self._send_merged()
+            self._send_held(everything=True)
         self._participant.leave(failed)
 
     # -- the clock
@@ -379,6 +386,7 @@ class Trainer(MergingVerbs):
         participant = self._participant
         participant.check()
         self._send_merged()
+        self._send_held()
         self._client.session.wait()  # because a tick says that all pushes of the iteration are on the servers
         clock = self.clock + 1
         if clock > participant.reached:
@@ -402,6 +410,20 @@ class Trainer(MergingVerbs):
             self._merging.send()
         else:
             self._merging.drop()
+
+    def _send_last(self, everything: bool) -> None:
+        """Send what the trainer has kept until the end of an iteration; of rows that are held back, all perhaps."""
+        self._send_merged()
+        self._send_held(everything)
+
+    def _send_held(self, everything: bool = False) -> None:
+        """Send the rows that pushes have held back for long enough, or all of them, at the end of a clock."""
+        held = self._client.held
+        if held is None or not held.tables:
+            return
+        for table, keys in held.send(everything):
+            if self._ahead is not None:
+                self._ahead.change(table, keys)
 
     def _outside_portion(self, what: str) -> None:
         if self._leased is not None:
@@ -528,6 +550,8 @@ class Trainer(MergingVerbs):
                 self._client.session.meter.rows += batches.rows(index)
                 if copy is not None and (done % n_push == 0 or done == len(batches)):
                     copy.send()
+                if done == len(batches):
+                    self._send_held(everything=True)
                 self.tick()
         finally:
             self._calls = self._client
@@ -536,11 +560,11 @@ class Trainer(MergingVerbs):
         self._send_merged()  # because its keys are not known to `rows_ahead`
         self._ahead = rows_ahead
         try:
-            for index, batch, rows in rows_ahead.iterate(batches.iterate(skipped)):
+            for done, (index, batch, rows) in enumerate(rows_ahead.iterate(batches.iterate(skipped)), skipped + 1):
                 self._calls = rows_ahead.calls
                 yield batch, rows
                 self._client.session.meter.rows += batches.rows(index)
-                rows_ahead.finish(self._send_merged)
+                rows_ahead.finish(functools.partial(self._send_last, everything=done == len(batches)))
                 self.tick()
         finally:
             self._ahead, self._calls = None, self._client
