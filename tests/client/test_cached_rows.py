@@ -14,7 +14,7 @@ from servers import wait_until
 
 import dps
 from dps.engine.client.cached_tables import step_of
-from dps.engine.client.row_cache import ROW_BYTES, CacheShelf, Outcome, RowCache
+from dps.engine.client.row_cache import ROW_BYTES, CacheShelf, PushOutcome, RowCache
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.errors import InputError, InputTypeError, NotFiniteError
 
@@ -82,7 +82,7 @@ def test_kept_rows_beside_a_list(calls):
         elif call == "read":
             assert read(cache, keys, level) == listed.read(keys, level)
         else:
-            cache.change("a", np.array(keys, np.int64)).outcome = lambda: Outcome.ACKNOWLEDGED
+            cache.change("a", np.array(keys, np.int64)).outcome = lambda: PushOutcome.ACKNOWLEDGED
             for key in keys:
                 listed.rows.pop(key, None)
 
@@ -127,11 +127,11 @@ def test_rows_of_a_pull_beside_a_push_are_not_kept(other):
     push = cache.change("a", np.array([1, 2]))
     behind = cache.begin_pull(other, np.array([1, 3]), 0, math.inf, HERE)
     before = cache.begin_pull(other, np.array([4, 5]), 0, math.inf, HERE)
-    cache.change("a", np.array([4])).outcome = lambda: Outcome.ACKNOWLEDGED
+    cache.change("a", np.array([4])).outcome = lambda: PushOutcome.ACKNOWLEDGED
     cache.keep(behind, np.array([[1], [3]]))
     cache.keep(before, np.array([[4], [5]]))
     assert read(cache, [1, 3, 4, 5]) == [1 if other == "a" else None, 3, None, 5]
-    push.outcome = lambda: Outcome.ACKNOWLEDGED
+    push.outcome = lambda: PushOutcome.ACKNOWLEDGED
     keep(cache, [1])
     assert read(cache, [1]) == [1000]
 
@@ -140,11 +140,11 @@ def test_rows_of_a_push_that_failed_go_until_it_is_acknowledged():
     cache = cache_of(9)
     keep(cache, [1, 2])
     push = cache.change("a", np.array([1]), np.array([[1]]), add)
-    push.outcome = lambda: Outcome.DOUBTFUL
+    push.outcome = lambda: PushOutcome.DOUBTFUL
     assert read(cache, [1, 2]) == [None, 2000]
     keep(cache, [1])
     assert read(cache, [1]) == [None], "it may yet be sent again, and arrive behind this pull"
-    push.outcome = lambda: Outcome.ACKNOWLEDGED
+    push.outcome = lambda: PushOutcome.ACKNOWLEDGED
     keep(cache, [1])
     assert read(cache, [1]) == [1000]
 
@@ -153,7 +153,7 @@ def test_with_many_failed_pushes_no_row_is_kept():
     cache = cache_of(9)
     keep(cache, [1])
     for _ in range(100):
-        cache.change("a", np.array([2])).outcome = lambda: Outcome.DOUBTFUL
+        cache.change("a", np.array([2])).outcome = lambda: PushOutcome.DOUBTFUL
     assert read(cache, [1]) == [None]
     keep(cache, [1])
     assert read(cache, [1]) == [None]
@@ -170,7 +170,7 @@ def test_rows_that_a_trainer_has_left_in_doubt_go():
 def test_rows_of_a_push_that_was_refused_go():
     cache = cache_of(9)
     keep(cache, [1, 2])
-    cache.change("a", np.array([1]), np.array([[1]]), add).outcome = lambda: Outcome.REFUSED
+    cache.change("a", np.array([1]), np.array([[1]]), add).outcome = lambda: PushOutcome.REFUSED
     assert read(cache, [1, 2]) == [None, 2000]
     keep(cache, [1])
     assert read(cache, [1]) == [1000], "no part of it is sent again"
@@ -205,7 +205,7 @@ def test_rows_grow_old_and_belong_to_an_epoch_and_a_number():
     assert missing.tolist() == [True, False], "a push to the table as it was may be sent again to the new one"
     assert rows.tolist() == [[0, 0], [8, 8]]
     assert read(cache, [8]) == [None], "a trainer that knows of the old table only"
-    assert push.outcome() is Outcome.OPEN
+    assert push.outcome() is PushOutcome.OPEN
 
 
 def test_pulls_that_are_given_up_are_forgotten():

@@ -123,15 +123,23 @@ class CountedRows:
             if clock in self.meetings[trainer.number]:
                 trainer.barrier()
 
+    def least(self, clock: float, met: int, hold: int = 0) -> list[float]:
+        """The clocks before which rows have the pushes of each trainer, where those before `clock` are promised.
+
+        A trainer that waits in a meeting holds no other back, and has not made the pushes of its clock yet. Pushes may
+        be held back for `hold` clocks.
+        """
+        least = [min(clock, at) - hold for at in self.at]
+        if not met:
+            return least
+        return [max(some, places[met - 1] + (-hold or 1)) for some, places in zip(least, self.meetings, strict=True)]
+
     def check(self, trainer: Any, table: str, keys: np.ndarray, values: np.ndarray, met: int, own: int) -> None:
         """Rows [m, trainers] contain all that was promised at the trainer's clock, and exactly what it has changed
         itself before clock `own`; the trainers have met `met` times."""
         clock = trainer.clock
         bound = min(self.staleness, self.bounds.get(table, math.inf))
-        # A trainer that waits in a meeting holds no other back, and has made no push of its clock and later ones yet.
-        least: list[float] = [min(clock - bound, at) for at in self.at]
-        if met:
-            least = [max(some, places[met - 1] + 1) for some, places in zip(least, self.meetings, strict=True)]
+        least = self.least(clock - bound, met)
         least[trainer.number] = own
         expected = self.counted(table, least)[keys]
         assert (values >= expected).all(), f"{table} {keys}: {values} at clock {clock}, not {expected}"

@@ -72,8 +72,7 @@ class HeldCounts(CountedRows):
 
     def check(self, trainer: Any, table: str, keys: np.ndarray, values: np.ndarray, met: int, own: int) -> None:
         clock = trainer.clock
-        bound = min(self.staleness, self.bounds.get(table, math.inf)) + self.hold
-        least: list[float] = [max(met - 1 - self.hold, clock - bound, 0)] * self.trainers
+        least = self.least(clock - min(self.staleness, self.bounds.get(table, math.inf)), met, self.hold)
         least[trainer.number] = max(clock - self.hold, 0)
         expected = (self.counted(table, least) - self.lost(table))[keys]
         assert (values >= expected).all(), f"{table} {keys}: {values} at clock {clock}, not {expected}"

@@ -79,9 +79,7 @@ WRONG_CACHES = {
     ],
     "the cache does not know the staleness of a table": [(Participant, "bound_of", "is None", "is not None")],
     "rows stay after a meeting": [(CachedTables, "forget", "cache.clear()", "pass")],
-    "the repeats of an earlier attempt are added": [
-        (CachedTables, "begin_change", ".own.attempt", ".own.attempt < 0")
-    ],
+    "the repeats of an earlier attempt are added": [(CachedTables, "begin_change", ".own.attempt", ".own.attempt < 0")],
     "trainers in a meeting have come to any clock": [(Run, "lowest_of_others", "*meeting, math.inf", "math.inf")],
     "what an earlier attempt has pushed elsewhere is in the cache": [
         (CachedTables, "_cache", "self._session.own.attempt", "None")

@@ -17,7 +17,7 @@ import numpy as np
 
 from dps.engine.client.inputs import as_keys, flat_keys, flat_rows, split_sparse
 from dps.engine.client.requests import Prepared, TableRoute, TableTerms, prepared_pull, room_for
-from dps.engine.client.row_cache import OpenChange, Outcome, RowCache, Step, in_doubt
+from dps.engine.client.row_cache import OpenChange, PushOutcome, RowCache, Step, in_doubt
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.client.verbs import Keys
 from dps.engine.core.shards import optimizers as kernels
@@ -147,15 +147,15 @@ class CachedTables:
         return cache
 
 
-def outcome_of(call: SentCall) -> Outcome:
+def outcome_of(call: SentCall) -> PushOutcome:
     """What has become of a push, by the answers that were read."""
     requests = call.requests  # once, because another thread may send some again meanwhile
     if not all(request.done for request in requests):
-        return Outcome.OPEN
+        return PushOutcome.OPEN
     errors = [request.error for request in requests if request.error is not None]
     if not errors:
-        return Outcome.ACKNOWLEDGED
-    return Outcome.REFUSED if all(isinstance(error, REFUSALS) for error in errors) else Outcome.DOUBTFUL
+        return PushOutcome.ACKNOWLEDGED
+    return PushOutcome.REFUSED if all(isinstance(error, REFUSALS) for error in errors) else PushOutcome.DOUBTFUL
 
 
 def send_changes(

@@ -47,7 +47,7 @@ from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.rows import gather
 from dps.engine.state.ops import TableSpec
 
-__all__ = ["CacheShelf", "OpenChange", "OpenPull", "Outcome", "RowCache", "Step", "in_doubt"]
+__all__ = ["CacheShelf", "OpenChange", "OpenPull", "PushOutcome", "RowCache", "Step", "in_doubt"]
 
 ROW_BYTES = 45  # of a row beside its values: its key in the index, its level, its age, its last use
 MOST_FAILED = 64  # pushes that failed, whose keys are remembered one by one; with more of them, no row is kept
@@ -57,7 +57,7 @@ History = tuple[int, int]  # the number of the table, and the epoch of the place
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # changes rows[places] by some values
 
 
-class Outcome(enum.Enum):
+class PushOutcome(enum.Enum):
     """What is known of a push that was sent."""
 
     OPEN = enum.auto()
@@ -95,18 +95,18 @@ class OpenChange:
 
     def __init__(self, trainer: object, keys: np.ndarray | None):
         self.trainer, self.keys = trainer, keys
-        self.outcome: Callable[[], Outcome] = unsent
+        self.outcome: Callable[[], PushOutcome] = unsent
         self.dropped = False  # it has failed, and its rows went
 
 
-def unsent() -> Outcome:
+def unsent() -> PushOutcome:
     """The outcome of a push before it is sent."""
-    return Outcome.OPEN
+    return PushOutcome.OPEN
 
 
-def in_doubt() -> Outcome:
+def in_doubt() -> PushOutcome:
     """The outcome of a push of which no more will be known."""
-    return Outcome.DOUBTFUL
+    return PushOutcome.DOUBTFUL
 
 
 class RowCache:
@@ -275,9 +275,9 @@ class RowCache:
         still = []
         for change in self._changes:
             outcome = change.outcome()
-            if outcome in (Outcome.REFUSED, Outcome.DOUBTFUL):
+            if outcome in (PushOutcome.REFUSED, PushOutcome.DOUBTFUL):
                 self._drop(change)
-            if outcome in (Outcome.OPEN, Outcome.DOUBTFUL):
+            if outcome in (PushOutcome.OPEN, PushOutcome.DOUBTFUL):
                 still.append(change)
         if sum(change.dropped for change in still) > MOST_FAILED:
             still = [change for change in still if not change.dropped]

@@ -27,8 +27,8 @@ T = TypeVar("T")
 class SimJob(Generic[T]):
     """One call of `Simulation.run`: the function and data of its trainers, and their results.
 
-    So many trainers, `threads`, are in one process as far as they share the caches of it. One that is started again is
-    in a new process, or in that of others.
+    So many trainers, `threads`, are in one process as far as they share the caches of it. A trainer that is started
+    again is in a new process, or in that of others.
     """
 
     def __init__(

@@ -321,17 +321,17 @@ class TableSpec:
         if "int8" in (self.wire.pull, self.wire.push) and self.dim <= 4:
             raise InputError(f"{where}: int8 saves nothing of a row of {self.dim} beside bfloat16; use that")
         self._check_held(where)
-        if not isinstance(self.cache, Cache):
-            raise InputTypeError(f"{where}: cache is a dps.Cache, such as dps.Cache('64 MiB'), not {self.cache!r}")
-        if self.cache.nbytes and self.bytes_width:
-            raise InputError(f"{where} holds bytes of width {self.bytes_width}, and cache= keeps rows of numbers")
         self._check_reads(where)
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
             self._check_life(where)
 
     def _check_reads(self, where: str) -> None:
-        """Refuse pulls from backups where only the primary may answer them."""
+        """Refuse a cache of what is no row of numbers, and pulls from backups where only the primary may answer."""
+        if not isinstance(self.cache, Cache):
+            raise InputTypeError(f"{where}: cache is a dps.Cache, such as dps.Cache('64 MiB'), not {self.cache!r}")
+        if self.cache.nbytes and self.bytes_width:
+            raise InputError(f"{where} holds bytes of width {self.bytes_width}, and cache= keeps rows of numbers")
         if self.reads not in ("primary", "copies"):
             raise InputError(f"{where}: reads is 'primary' or 'copies', not {self.reads!r}")
         if self.reads == "primary":
