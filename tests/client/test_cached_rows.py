@@ -205,6 +205,8 @@ def test_rows_grow_old_and_belong_to_an_epoch_and_a_number():
     assert missing.tolist() == [True, False], "a push to the table as it was may be sent again to the new one"
     assert rows.tolist() == [[0, 0], [8, 8]]
     assert read(cache, [8]) == [None], "a trainer that knows of the old table only"
+    cache.change("a", np.array([8]), np.array([[1]]), add, HERE)
+    assert cache.read(np.array([8]), 0, 0.0, history, rows[:1]) is not None, "its push is not one to these rows"
     assert push.outcome() is PushOutcome.OPEN
 
 

@@ -50,17 +50,11 @@ class CachedTables:
     """The tables of one trainer of which its process keeps rows.
 
     `run` names the run among all of the process.
-
-    Attributes
-    ----------
-    rows_asked, rows_kept : int
-        How many rows the trainer has pulled of such tables, and how many of these came from the cache.
     """
 
     def __init__(self, session: ClientSession, standing: RunStanding, run: tuple[object, ...]):
         self._session, self._standing, self._run = session, standing, run
         self._caches: dict[str, RowCache] = {}
-        self.rows_asked = self.rows_kept = 0
 
     def has(self, route: TableRoute, keys: Keys) -> bool:
         """Whether rows of the table are kept, by keys of this form."""
@@ -79,9 +73,6 @@ class CachedTables:
         cache = self._cache(spec)
         history = cache.enter(spec, session.epoch)
         missing = cache.read(named, clock + ahead - bound, now, history, rows)
-        left = 0 if missing is None else int(np.count_nonzero(missing))
-        self.rows_asked += len(named)
-        self.rows_kept += len(named) - left
         if missing is None:
             return Pending((), lambda: answer)
         wanted = named[missing]
@@ -91,9 +82,8 @@ class CachedTables:
         level = clock if math.isinf(level) or (spec.aggregate is not None and level > clock) else level
         until = now + spec.cache.seconds(bounded=math.isfinite(bound))
         opened = cache.begin_pull(self, wanted, level, until, history)
-        made = prepared_pull(
-            route, terms, session.acting, wanted, None
-        )  # because its caller may change `out` meanwhile
+        # Into an array of its own, because the caller may change `out` before the rows are kept.
+        made = prepared_pull(route, terms, session.acting, wanted, None)
 
         def finish() -> np.ndarray:
             fresh = made.finish().reshape(-1, spec.dim)
@@ -109,12 +99,13 @@ class CachedTables:
         if not spec.cache.nbytes or (spec.aggregate is not None and rule == PUSH):  # shown when the clock has ended
             return None
         cache = self._cache(spec)
+        history = cache.enter(spec, self._session.epoch)
         if rule == DELETE:
             return cache.change(self, None if keys is None else flat_keys(spec, keys)[0])
         named, rows = flat_rows(spec, keys, values)
         # What an earlier attempt has pushed is a repeat, which changes nothing on the servers.
         step = step_of(spec, rule, self._session.own.clock) if not self._session.own.attempt else None
-        return cache.change(self, named, rows, step)
+        return cache.change(self, named, rows, step, history)
 
     @contextlib.contextmanager
     def changing_all(self, route: TableRoute) -> Iterator[None]:

@@ -217,11 +217,17 @@ class RowCache:
             self._used[places] = self._uses
 
     def change(
-        self, trainer: object, keys: np.ndarray | None, values: np.ndarray | None = None, step: Step | None = None
+        self,
+        trainer: object,
+        keys: np.ndarray | None,
+        values: np.ndarray | None = None,
+        step: Step | None = None,
+        history: History | None = None,
     ) -> OpenChange:
         """A trainer is about to change rows; None: perhaps all rows.
 
-        With a `step`, the rows that are here are changed as the servers will change theirs; without, they go.
+        With a `step`, the rows that are here are changed as the servers will change theirs; without, they go. They go,
+        too, where the trainer knows of another definition of the table than the rows belong to.
         """
         keys = None if keys is None else keys.copy()  # the caller may change its own later
         opened = OpenChange(trainer, keys)
@@ -230,9 +236,10 @@ class RowCache:
             for pull in self._pulls:
                 pull.spoil(keys)
             self._changes.append(opened)
+            is_other = history is not None and history[0] != self._history[0]
             if keys is None:
                 self._clear()
-            elif len(self._index) and (step is None or values is None):
+            elif len(self._index) and (step is None or values is None or is_other):
                 self._remove(keys)
             elif len(self._index) and step is not None and values is not None:
                 places = np.empty(len(keys), np.int64)
