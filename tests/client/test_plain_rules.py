@@ -10,6 +10,7 @@ from noticing import assert_noticed
 
 from dps.engine.client.plain import PlainCalls, PlainTable
 from dps.engine.core.requests.exchange import DECLINED, OPEN
+from dps.engine.state.wire_format import Wire
 from dps.errors import RequestTimeoutError, ServerGoneError, StoppedError
 
 
@@ -32,7 +33,8 @@ class Channel:
 def table_of(route: object, channels: list[Channel], check: Any = None) -> Any:
     changes = {(0, False): "terms of a push"}
     terms = SimpleNamespace(changes=changes, pull="terms of a pull")
-    return SimpleNamespace(route=route, wires=SimpleNamespace(channels=channels), terms=terms, check=check)
+    wires = SimpleNamespace(channels=channels)
+    return SimpleNamespace(route=route, wires=wires, terms=terms, check=check, holds=False)
 
 
 class Stage:
@@ -180,7 +182,7 @@ def only_aggregating_tables_are_checked(stage: Stage) -> None:
     """The check is for tables with aggregate=."""
     session = SimpleNamespace(terms=lambda route: SimpleNamespace(of_primaries=None))
     for aggregate, check in ((None, None), ("sum", print)):
-        route = SimpleNamespace(spec=SimpleNamespace(aggregate=aggregate, staleness=None))
+        route = SimpleNamespace(spec=SimpleNamespace(aggregate=aggregate, staleness=None, wire=Wire()))
         assert PlainTable(route, [], session, print).check is check  # type: ignore[arg-type]
 
 
