@@ -295,7 +295,7 @@ WRONG = {  # and where to look first
             (
                 Division,
                 "finish",
-                "divided_ledger(self.shard.ledger, *self.spec.shard_map.edges[number : number + 2])",
+                "self._ledger_of(number)",
                 "type(self.shard.ledger)()",
             )
         ],
