@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["CachedTables", "changing_all", "send_changes"]
 
 NO_NUMBERS = np.empty(0, np.float64)
-REFUSALS = (InputError, InputTypeError, KeyRangeError, FunctionError)  # of a push that is not sent again
+REFUSALS = (InputError, InputTypeError, KeyRangeError, FunctionError)  # a push that ends with one is not sent again
 Change = tuple[TableRoute, Any, Any]  # the table, and the keys and values as they were given; keys None: all rows
 
 
 class RunStanding(Protocol):
-    """What is known of a run."""
+    """What a trainer knows of the other trainers of its run."""
 
-    others_clock: float  # that all other trainers have reached
+    others_clock: float  # all other trainers have reached this clock
 
     def bound_of(self, spec: TableSpec) -> float:
         """How stale the trainer's reads of a table may be."""
@@ -77,8 +77,8 @@ class CachedTables:
             return Pending((), lambda: answer)
         wanted = named[missing]
         level = self._standing.others_clock
-        # Of a trainer that is alone, because another one may join later, and begins at this clock or a later one. And a
-        # table shows the sums of this clock when it has ended, so a row has none of them, however far others are.
+        # A trainer that is alone takes its own clock, because another trainer may join, at that clock or a later one.
+        # Rows of a table with aggregate= have no later level either, because they have no pushes of this clock yet.
         level = clock if math.isinf(level) or (spec.aggregate is not None and level > clock) else level
         until = now + spec.cache.seconds(bounded=math.isfinite(bound))
         opened = cache.begin_pull(self, wanted, level, until, history)
@@ -103,7 +103,7 @@ class CachedTables:
         if rule == DELETE:
             return cache.change(self, None if keys is None else flat_keys(spec, keys)[0])
         named, rows = flat_rows(spec, keys, values)
-        # What an earlier attempt has pushed is a repeat, which changes nothing on the servers.
+        # A trainer that is run again steps no rows, because servers may take its push for a repeat of an earlier one.
         step = step_of(spec, rule, self._session.own.clock) if not self._session.own.attempt else None
         return cache.change(self, named, rows, step, history)
 
@@ -133,13 +133,13 @@ class CachedTables:
         cache = self._caches.get(spec.name)
         if cache is None:
             cache = self._caches[spec.name] = self._session.environment.caches.cache(self._run, spec)
-            if self._session.own.attempt:  # what an earlier attempt has pushed did not go through this process
+            if self._session.own.attempt:  # because the pushes of its first attempt went through another process
                 cache.clear()
         return cache
 
 
 def outcome_of(call: SentCall) -> PushOutcome:
-    """What has become of a push, by the answers that were read."""
+    """The outcome of a push, as far as the trainer has read the answers of the servers."""
     requests = call.requests  # once, because another thread may send some again meanwhile
     if not all(request.done for request in requests):
         return PushOutcome.OPEN
@@ -178,7 +178,7 @@ def changing_all(session: ClientSession, function: Function, table: str) -> cont
 
 
 def step_of(spec: TableSpec, rule: int, clock: int) -> Step | None:
-    """What a change at a clock does to a row, where that does not depend on more than the row; else None.
+    """The function that changes rows here as servers change theirs; None where a row does not tell what becomes of it.
 
     Halves are added up in float32, and rounded once for all repeats of a key in a push, which a step for each is not.
     """

@@ -132,7 +132,7 @@ class Client(Verbs):
         # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of. So
         # pushes are not sent, and what is sent for its answer says that it is a repeat.
         self.replays = False
-        self.held: HeldPushes | None = None  # of a trainer, which may hold back rows that it pushes
+        self.held: HeldPushes | None = None  # a trainer's, because a trainer may hold rows back
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
         self._confirmed: dict[str, Confirmed] = {}  # by vocabulary
         self._beside: Client | None = None  # a client without a clock, where this one has a clock

@@ -20,7 +20,7 @@ __all__ = ["PAUSE_SECONDS", "CopyReads", "is_on_its_way"]
 
 Named = Mapping[int, TableSpec]
 
-PAUSE_SECONDS = 1.0  # for which primaries alone are asked, after a pull of a copy has failed
+PAUSE_SECONDS = 1.0  # after a pull of a copy has failed, a client asks primaries alone for so long
 
 
 def is_on_its_way(request: Request, name: str, named: Named, retried: Callable[[Request], bool]) -> bool:
@@ -29,7 +29,7 @@ def is_on_its_way(request: Request, name: str, named: Named, retried: Callable[[
     if part is None or not part.pushes or part.table not in named or named[part.table].name != name:
         return False
     if not request.done:
-        with contextlib.suppress(DPSError):  # it is in the request
+        with contextlib.suppress(DPSError):  # the request has the error
             request.channel.poll()
     return not request.done or retried(request)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldPushes"]
 
-FLUSH_NUMBERS = 1 << 16  # of ops, that a flush within a clock takes, whatever it sends
+FLUSH_NUMBERS = 1 << 16  # a flush takes so many numbers of ops, because numbers may not depend on what it sends
 Change = tuple[TableRoute, Any, Any, Any, int | None]  # the table, its name, keys, values, and a column of the table
 
 

@@ -96,7 +96,7 @@ class OpenChange:
     def __init__(self, trainer: object, keys: np.ndarray | None):
         self.trainer, self.keys = trainer, keys
         self.outcome: Callable[[], PushOutcome] = unsent
-        self.dropped = False  # it has failed, and its rows went
+        self.dropped = False  # the push has failed, and its rows were removed
 
 
 def unsent() -> PushOutcome:
@@ -135,7 +135,7 @@ class RowCache:
         self._uses = 0
         self._history: History = (spec.id, 0)
         self._furnish(spec)
-        self._pulls: weakref.WeakSet[OpenPull] = weakref.WeakSet()  # those that are given up are forgotten
+        self._pulls: weakref.WeakSet[OpenPull] = weakref.WeakSet()  # weak, because nothing ends a pull that is given up
         self._changes: list[OpenChange] = []
 
     def _furnish(self, spec: TableSpec) -> None:

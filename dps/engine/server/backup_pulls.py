@@ -35,7 +35,7 @@ from dps.errors import BehindError, DPSError, MovedError, ProtocolError
 __all__ = ["WAIT_SECONDS", "BackupPulls", "has_version", "version_for"]
 
 WAIT_SECONDS = 0.25  # for which a pull waits at most: less than a client waits before it doubts a server
-CONNECT_SECONDS = 2.0  # for which a connection to a primary may not be there yet, until another one is tried
+CONNECT_SECONDS = 2.0  # a connection to a primary that takes longer to open is closed, and tried again
 LOOK_SECONDS = 0.001  # between two looks whether a replica has got the version that its primary told
 SWEEP_SECONDS = 0.05  # between two looks for pulls that have waited for too long
 UNTOLD = -1  # in the place of a version: the server may not answer pulls of the shard
@@ -152,7 +152,7 @@ class BackupPulls:
         self._requests = 0
         self._waiting: dict[WaitingPull, None] = {}
         self._behind: list[WaitingPull] = []  # whose versions are known, and which a replica has not got yet
-        self._looks = self._sweeps = False  # whether a timer goes on with it
+        self._looks = self._sweeps = False  # whether the timer of `_look`, and of `_sweep`, runs
 
     # -- as a primary
 
@@ -359,7 +359,7 @@ class BackupPulls:
             for (leader, _), questions in self._questions.items()
             if questions.request and now > questions.asked_at + WAIT_SECONDS
         }
-        for questions in self._questions.values():  # else these would keep the bodies of pulls that were given up
+        for questions in self._questions.values():  # because they hold the bodies of their pulls
             questions.next = [pull for pull in questions.next if pull in self._waiting]
         late |= {
             leader

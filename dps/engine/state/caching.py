@@ -14,7 +14,7 @@ from dps.errors import InputError
 
 __all__ = ["Cache", "cache_of"]
 
-UNBOUNDED_SECONDS = 1.0  # for which a row is kept where neither `age` nor a staleness bounds that
+UNBOUNDED_SECONDS = 1.0  # a row is kept for so long where neither `age` nor a staleness bounds it
 
 
 def _nbytes(value: object, label: str, default: object) -> int:
