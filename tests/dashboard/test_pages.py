@@ -21,7 +21,7 @@ import pytest
 import snapshots
 import tornado.escape
 from bokeh.document import Document as BokehDocument
-from bokeh.models import ColumnDataSource, DataRange1d, Div, GlyphRenderer, HelpTool, Plot
+from bokeh.models import ColumnDataSource, DataRange1d, Div, GlyphRenderer, HelpTool, Line, Plot, Scatter
 from dask.distributed import Client, LocalCluster
 from prometheus_client.parser import text_string_to_metric_families
 from servers import PATIENCE, wait_until
@@ -505,6 +505,33 @@ def test_plots_without_anything_to_show(kind):
         assert text
         assert "nan" not in re.findall(r"\w+", text)
     made.to_json()
+
+
+def has_a_point(figure: Plot) -> bool:
+    """Whether a figure has anything to find its ranges from."""
+    for renderer in figure.select({"type": GlyphRenderer}):
+        glyph, data = renderer.glyph, renderer.data_source.data
+        if isinstance(glyph, (Line, Scatter)):
+            points = [np.asarray(data.get(getattr(end, "field", end), []), float) for end in (glyph.x, glyph.y)]
+            if np.isfinite(points[0] + points[1]).any():
+                return True
+    return False
+
+
+@pytest.mark.parametrize("kind", ["clocks", "loss-time", "loss-clock"])
+def test_a_figure_always_has_a_point_because_a_browser_may_draw_between_two_changes(kind):
+    nothing = msgspec.structs.replace(snapshots.snapshot(1), runs=[])
+    plain = snapshots.snapshot(2).to_dict()
+    plain["runs"][0]["metrics"]["loss"]["value"] = [math.nan] * len(plain["runs"][0]["metrics"]["loss"]["value"])
+    plain["runs"][0]["metrics"] = {"loss": plain["runs"][0]["metrics"]["loss"]}
+    made, plots = document(None, {kind: KINDS[kind]})
+    figures, changes = list(made.select({"type": Plot})), []
+    made.on_change(lambda event: changes.append(all(map(has_a_point, figures))))
+    assert figures
+    for snapshot in (nothing, snapshots.snapshot(4), snapshots.typed(plain), snapshots.snapshot(4), nothing):
+        plots[kind].update(snapshot)
+    assert len(changes) >= 6
+    assert all(changes)
 
 
 def test_hot_keys_are_told_with_their_shares():

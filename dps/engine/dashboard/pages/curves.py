@@ -54,15 +54,15 @@ class CurvesPlot(Drawn):
         run = run_of(snapshot)
         metrics = run.metrics if run else {}
         main = learning_curve(metrics)
-        self.anchor.needed(not any(series.value for series in metrics.values()))
         for name in sorted(metrics, key=lambda name: (name != main, name)):
             if name not in self.sources:
                 self._add(name, main is None or _alike(metrics[main].value, metrics[name].value))
-        for name, source in self.sources.items():
-            series = metrics.get(name, Curve())
-            began = run.began if run and self.since_began else 0.0
-            x = np.array(series.time if self.since_began else series.clock, float) - began
-            put(source, x=x.astype(np.float32), y=number(series.value))
+        with self.anchor.beside(any(np.isfinite(number(series.value)).any() for series in metrics.values())):
+            for name, source in self.sources.items():
+                series = metrics.get(name, Curve())
+                began = run.began if run and self.since_began else 0.0
+                x = np.array(series.time if self.since_began else series.clock, float) - began
+                put(source, x=x.astype(np.float32), y=number(series.value))
 
     def _add(self, name: str, visible: bool) -> None:
         n = len(self.sources)

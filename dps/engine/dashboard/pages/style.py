@@ -9,7 +9,8 @@ Names and errors come from users: `escape` escapes them in HTML, and `plain` on 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Protocol, TypeAlias, TypedDict, Unpack
 
 import numpy as np
@@ -215,15 +216,23 @@ class Anchor:
     """Two invisible points in a figure that has nothing to draw yet.
 
     Without any point, Bokeh finds no ranges and lays the figure out as if it had no axes. That would stay so when data
-    come.
+    come. A browser may draw between any two changes, so the points come before data go, and go after data have come.
     """
 
     def __init__(self, fig: figure) -> None:
         self.source = ColumnDataSource({"x": [0, 1], "y": [0, 1]})
         fig.scatter("x", "y", source=self.source, alpha=0)
 
-    def needed(self, empty: bool) -> None:
-        points = [0, 1] if empty else []
+    @contextmanager
+    def beside(self, data: bool) -> Iterator[None]:
+        """Draw anew in this block; `data` says whether there is anything to draw."""
+        if not data:
+            self._put([0, 1])
+        yield
+        if data:
+            self._put([])
+
+    def _put(self, points: list[int]) -> None:
         if self.source.data["x"] != points:
             self.source.data = {"x": points, "y": points}
 

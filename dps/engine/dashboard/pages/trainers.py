@@ -205,10 +205,13 @@ class ClocksPlot(Drawn):
     def update(self, snapshot: Status | None) -> None:
         run = run_of(snapshot)
         self.entitle(snapshot)
-        self.anchor.needed(run is None)
-        if run is None:
-            put(self.source, **dict.fromkeys((*CLOCKS, *STATE_COLOURS), np.zeros(0)))
-            return
+        with self.anchor.beside(run is not None and len(run.clocks) > 0):
+            if run is None:
+                put(self.source, **dict.fromkeys((*CLOCKS, *STATE_COLOURS), np.zeros(0)))
+            else:
+                self._draw(run)
+
+    def _draw(self, run: RunStatus) -> None:
         trainers, low = run.trainers, run.minimum
         clocks = np.array(run.clocks, np.int32)
         states = np.array([trainer.state for trainer in trainers])
@@ -286,8 +289,8 @@ class TimeSplitPlot(Drawn):
         self.entitle(snapshot)
         count = len(run.trainers) if run else 0
         strips = run.strips[: MAX_LANES if count <= MAX_LANES else LANES_OF_MANY] if run else []
-        self.anchor.needed(not any(strip.time for strip in strips))
-        self._draw_lanes(strips, snapshot.time if snapshot else 0.0)
+        with self.anchor.beside(any(strip.time for strip in strips)):
+            self._draw_lanes(strips, snapshot.time if snapshot else 0.0)
         many = count > len(strips) > 0
         if many != self.below.visible:
             self.below.visible = many
