@@ -46,6 +46,7 @@ class PlainTable:
         check_aggregate: Callable[[TableSpec], None] | None,
     ):
         self.route, self.terms, self._session = route, session.terms(route).of_primaries, session
+        self.trial = route.trial
         self.wires = None if channels is None else Wires(channels)  # to primaries
         self._to_copies: Wires | None = None
         self.check = None if route.spec.aggregate is None else check_aggregate
@@ -168,7 +169,11 @@ class PlainCalls:
         if session.cancelled is not None and session.cancelled():
             session.check()
         table = self._tables.get(name)
-        return self._renew(name) if table is None or table.route is not session.settled.get(name) else table
+        if table is None or table.route is not session.settled.get(name):
+            return self._renew(name)
+        if table.trial is not None:
+            table.trial.called()
+        return table
 
     def _renew(self, name: str) -> PlainTable | None:
         session = self._session

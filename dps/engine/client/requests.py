@@ -20,6 +20,7 @@ from dps.engine.client.byte_rows import bytes_in, bytes_of, room_of
 from dps.engine.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.engine.client.origin import Origin
 from dps.engine.client.verbs import Keys
+from dps.engine.client.wire_choice import TableTrial, WireTrials
 from dps.engine.core.blocks import empty
 from dps.engine.core.requests import call as core
 from dps.engine.core.requests.form import Form
@@ -29,6 +30,7 @@ from dps.engine.state.custom import Custom
 from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.engine.state.partition import group
+from dps.engine.state.wire_format import Wire
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, encode_header
 from dps.engine.wire.messages import Located
@@ -36,7 +38,7 @@ from dps.engine.wire.sockets import is_own_address
 from dps.errors import DataLostError, InputError
 
 __all__ = ["Prepared", "Run", "TableRoute", "TableTerms", "outs_of", "prepared_born", "prepared_deletion"]
-__all__ += ["chosen_copy", "lost_rows", "prepared_pull", "prepared_push", "route_of", "same_rows"]
+__all__ += ["chosen_copy", "lost_rows", "prepared_pull", "prepared_push", "route_of", "same_rows", "terms_of"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
@@ -82,7 +84,7 @@ class TableRoute:
         chains: Sequence[Sequence[int]] = (),
         reader: int = 0,
     ):
-        self.spec = spec
+        self.spec, self._servers = spec, servers or {}
         self.ancestors = frozenset(ancestors)  # the numbers that it had before it was split or merged
         self.runs = self.read_runs = runs_of(owners)
         self.form = self.read_form = self._form(self.runs, spec.dim, servers)
@@ -92,22 +94,35 @@ class TableRoute:
         if self.reads_copies:
             self.read_runs = runs_of(copies)
             self.read_form = self._form(self.read_runs, spec.dim, servers)
-        # Whether lists of keys have numbers on some link.
-        self.has_lists = spec.wire.lists and any(lists for *_, lists in self._codecs(self.runs, servers or {}))
+        # Whether lists of keys have numbers on some link, perhaps.
+        self.has_lists = spec.wire.lists and any(lists for *_, lists in self._codecs(self.runs, spec.wire))
         self.terms: TableTerms | None = None  # once a call was made
+        self.trial: TableTrial | None = None  # once a trainer has made one, where its links are measured
 
     def _form(self, runs: list[Run], dim: int, servers: Mapping[int, tuple[str, int]] | None) -> Form:
         """The form of rows of that width; without `servers` they travel as they are."""
         spec, shards = self.spec, [(first, end) for _, first, end in runs]
-        codecs = self._codecs(runs, servers) if spec.wire.asks and servers is not None else []
+        codecs = self._codecs(runs, spec.wire) if spec.wire.asks and servers is not None else []
         return Form(spec.id, np.dtype(spec.dtype).num, dim, spec.shard_map, spec.finite, shards, codecs)
 
-    def _codecs(self, runs: list[Run], servers: Mapping[int, tuple[str, int]]) -> list[tuple[int, int, bool]]:
+    def _codecs(self, runs: list[Run], wire: Wire) -> list[tuple[int, int, bool]]:
         """For each run, how rows travel from and to its server."""
-        wire, here = self.spec.wire, set[int]()
+        here = set[int]()
         if not wire.local:  # else it is the same for all, and nothing is asked of the system
-            here = {server for server, (host, _) in servers.items() if is_own_address(host)}
+            here = {server for server, (host, _) in self._servers.items() if is_own_address(host)}
         return [wire.between(server in here) for server, _, _ in runs]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a trainer may choose how rows travel, on some link."""
+        wire = self.spec.wire
+        return wire.measured and any(map(any, self._codecs(self.runs + self.read_runs, wire)))
+
+    def travel(self, way: int) -> None:
+        """Let calls travel by one of the wire's candidates from now on."""
+        wire = self.spec.wire.candidates[way]
+        for form, runs in ((self.form, self.runs), (self.read_form, self.read_runs)):
+            form.travel(self._codecs(runs, wire))
 
     def form_of(self, dim: int) -> Form:
         """The form of rows with so many columns."""
@@ -187,6 +202,19 @@ class TableTerms:
         if route.reads_copies:
             self.of_copies = copy.copy(self)
             self.of_copies.pull, self.of_copies.certified = pulls(route.read_form)
+
+
+def terms_of(route: TableRoute, trials: WireTrials, epoch: int, chunk: int, clocked: bool) -> TableTerms:
+    """The terms of a call that is made now, by which it may be a trainer's turn to travel another way."""
+    if route.terms is None:
+        route.terms = TableTerms(route, epoch, chunk, clocked)
+        spec = route.spec
+        if clocked and route.is_measured:
+            labels = [wire.label for wire in spec.wire.candidates]
+            route.trial = trials.of((spec.name, spec.dim, spec.wire), spec.name, labels, route.travel)
+    if route.trial is not None:
+        route.trial.called()
+    return route.terms
 
 
 class Prepared(NamedTuple):

@@ -33,8 +33,9 @@ from dps.engine.client.copy_reads import CopyReads
 from dps.engine.client.environment import Environment, ProcessEnvironment
 from dps.engine.client.origin import Origin
 from dps.engine.client.reads import TableGate
-from dps.engine.client.requests import Prepared, Run, TableRoute, TableTerms, lost_rows, route_of, same_rows
+from dps.engine.client.requests import Prepared, Run, TableRoute, TableTerms, lost_rows, route_of, same_rows, terms_of
 from dps.engine.client.ticket import SentCall, Ticket
+from dps.engine.client.wire_choice import WireTrials
 from dps.engine.core.blocks import limit_kept
 from dps.engine.core.requests.call import Call
 from dps.engine.core.requests.part import Part, parts_of
@@ -107,9 +108,9 @@ class ClientSession:
         self.now, self.sleep = self.environment.now, self.environment.sleep
         self.check, self._greet, self.cancelled = check, greet, cancelled
         self.own = self.acting = Origin()
-        self.lock = threading.RLock()
-        self.polling = Polling(config.polling())  # of calls that go the plain way
+        self.lock, self.polling = threading.RLock(), Polling(config.polling())  # polling: of calls that go the plain way
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
+        self.trials = WireTrials(self.meter)
         self.patience, self._insisting = config.seconds("request"), config.seconds("connect")
         self.chunk, self.frame_limit = config.nbytes("chunk"), config.nbytes("frame")  # largest request and frame
         limit_kept(config.nbytes("results"))
@@ -205,9 +206,8 @@ class ClientSession:
         return self.route(table)
 
     def terms(self, route: TableRoute) -> TableTerms:
-        if route.terms is None:
-            route.terms = TableTerms(route, self.epoch, self.chunk, self.own.clock != NO_CLOCK)
-        return route.terms.of_copies if self.reads_copies(route) else route.terms
+        terms = terms_of(route, self.trials, self.epoch, self.chunk, self.own.clock != NO_CLOCK)
+        return terms.of_copies if self.reads_copies(route) else terms
 
     def reads_copies(self, route: TableRoute) -> bool:
         """Whether copies may answer a pull that is made now."""

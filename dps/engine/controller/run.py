@@ -431,13 +431,14 @@ class Run:
             return TrainerPhase.WAITING if waits else TrainerPhase.RUNNING
         return TrainerPhase(self.state(trainer))
 
-    def reported(self, trainer: int, read: Callable[[], TrainerReport], clock: int, now: float) -> None:
-        """Keep a trainer's report. An error in it must not stop a trainer."""
+    def reported(self, trainer: int, read: Callable[[], TrainerReport], clock: int, now: float) -> list[str]:
+        """Keep a trainer's report; what of it is an event. An error in it must not stop a trainer."""
         if self.telemetry is not None:
             try:
-                self.telemetry.reported(trainer, self.records[trainer].attempt, read(), clock, now)
+                return self.telemetry.reported(trainer, self.records[trainer].attempt, read(), clock, now)
             except Exception:
                 self.stop_telemetry()
+        return []
 
     def stop_telemetry(self) -> None:
         """Keep no more reports, because an error there must not harm the run."""

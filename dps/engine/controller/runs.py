@@ -390,7 +390,7 @@ class Runs:
             run.records[trainer].planned = planned
         now = self.now()
         if body:
-            run.reported(trainer, lambda: TrainerReport.decode(body), clock, now)
+            self._reported(run, trainer, lambda: TrainerReport.decode(body), clock)
         before = run.clock.minimum
         released = run.clock.tick(trainer, clock, now)  # refuses one that may not tick
         park(run.ticking, trainer, ParkedRequest(connection, header, now))
@@ -406,12 +406,16 @@ class Runs:
         park(run.ticking, trainer, ParkedRequest(connection, header, now))
         self.release(run, released)
 
+    def _reported(self, run: Run, trainer: int, read: Callable[[], TrainerReport], clock: int) -> None:
+        for text in run.reported(trainer, read, clock, self.now()):
+            self._tell(run, text)
+
     def lease(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
         request = decode(LeaseRequest, body)
         answer = run.leased(trainer, request, self.now())
         if request.report is not None:
-            run.reported(trainer, lambda: TrainerReport.read(request.report), run.clock.clock_of(trainer), self.now())
+            self._reported(run, trainer, lambda: TrainerReport.read(request.report), run.clock.clock_of(trainer))
         connection.reply(Header(frames.OK, request=header.request), encode(answer))
 
     def collect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -441,7 +445,7 @@ class Runs:
         record = run.records[trainer]
         request = decode(Leave, body)
         if request.report is not None:
-            run.reported(trainer, lambda: TrainerReport.read(request.report), run.clock.clock_of(trainer), self.now())
+            self._reported(run, trainer, lambda: TrainerReport.read(request.report), run.clock.clock_of(trainer))
         if run.elastic and request.failed:
             self.disconnected(connection)  # because its task may be run again
         else:

@@ -51,7 +51,7 @@ class Wire(Recipe):
     local : bool, optional
         Also between processes of one machine, where it costs time and saves none. True by default;
         ``wire="auto"`` of :meth:`dps.ParameterServer.table` stands for ``Wire("bfloat16", "bfloat16", local=False,
-        lists=True)``, and ``"lists"`` for ``Wire(local=False, lists=True)``, which loses nothing.
+        lists=True, measured=True)``, and ``"lists"`` for ``Wire(local=False, lists=True)``, which loses nothing.
     lists : bool, optional
         Keep lists of keys at both ends of a connection, so that a push to the rows that were pulled just before, and a
         list that comes again in the next epoch, travels without its keys. Both ends keep 4 MiB for each connection.
@@ -65,6 +65,11 @@ class Wire(Recipe):
         Clocks for which a change may be held back: what a trainer pushes at clock c is on the servers when the trainer
         has completed clock c + hold. A pull at clock c then sees every push that any trainer, also its own, made before
         its clock c - staleness - hold. 8 by default. With `keep` and `least`, wherever the servers are.
+    measured : bool, optional
+        Each trainer tries rows as they are, with lists (where `lists` says so), and in the numbers of `pull` and
+        `push`, for some batches each, and goes on with what takes the least time; :meth:`dps.ParameterServer.status`
+        has its choice among the events. The choice depends on measured times, so two runs need not have the same bits.
+        False by default: these numbers, always. True with ``wire="auto"``.
 
     Raises
     ------
@@ -87,6 +92,7 @@ class Wire(Recipe):
     keep: float = number(1.0, above=0, most=1)
     least: float = number(0.0, least=0)
     hold: int = number(8, least=1, most=1 << 20, whole=True)
+    measured: bool = flag(False)
 
     @staticmethod
     def from_dict(description: Description) -> Wire:
@@ -116,10 +122,29 @@ class Wire(Recipe):
         """
         return (*self.codecs, self.lists) if self.local or not same_machine else (0, 0, False)
 
+    @property
+    def candidates(self) -> tuple[Wire, ...]:
+        """What a trainer chooses from, what loses nothing first; of a wire that is not measured only itself.
+
+        >>> [wire.label for wire in wire_of("auto").candidates]
+        ['as they are', 'as they are with lists', 'as bfloat16 with lists']
+        """
+        if not self.measured:
+            return (self,)
+        plain = dataclasses.replace(self, pull=None, push=None, lists=False)
+        return tuple(dict.fromkeys((plain, dataclasses.replace(plain, lists=self.lists), self)))
+
+    @property
+    def label(self) -> str:
+        """How rows travel, in words."""
+        pull, push = ("as they are" if name is None else f"as {name}" for name in (self.pull, self.push))
+        numbers = pull if pull == push else f"{push} to servers and {pull} from them"
+        return numbers + (" with lists" if self.lists else "")
+
 
 # The wires that have a name. Both hold between machines only, because within one machine bytes cost little.
 NAMED = {
-    "auto": Wire("bfloat16", "bfloat16", local=False, lists=True),
+    "auto": Wire("bfloat16", "bfloat16", local=False, lists=True, measured=True),
     "lists": Wire(local=False, lists=True),
 }
 

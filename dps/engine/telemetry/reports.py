@@ -7,7 +7,9 @@ not check again. The types in this file say which fields there are, and their bo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
@@ -30,6 +32,7 @@ __all__ = [
     "ServerReport",
     "TableCounts",
     "TrainerReport",
+    "WireReport",
     "quantile",
 ]
 
@@ -42,6 +45,7 @@ MAX_SERVERS = 4096
 MAX_TABLES = 64
 MAX_SHARDS = 1 << 12
 MAX_HOT_KEYS = 16  # of a table
+MAX_WAYS = 8  # in which rows of a table may travel
 MAX_BUCKET = 63
 MAX_CORES = 1 << 16
 MAX_NUMBER = 1e18  # largest time or count: keeps the sums of many reports finite, and exact enough
@@ -62,6 +66,10 @@ Load = tuple[str, Annotated[int, Meta(ge=1, le=MAX_CORES)], Amount, Share, Share
 # Value of a metric: the count, the sum, and the last value.
 Metric = tuple[Annotated[int, Meta(ge=0, le=10**18)], float, float | None]
 
+# How the rows of a table travel as a trainer has found: what it has chosen; of each way bytes a row and ms a call.
+Way = Annotated[str, Meta(max_length=100)]
+WireReport = tuple[Way, Annotated[dict[Way, tuple[Amount, Amount]], Meta(max_length=MAX_WAYS)]]
+
 
 class TrainerFields(msgspec.Struct, frozen=True):
     """A trainer's report as it travels, with names of one letter."""
@@ -72,6 +80,7 @@ class TrainerFields(msgspec.Struct, frozen=True):
     s: Annotated[dict[Number, tuple[Amount, Amount]], Meta(max_length=MAX_SERVERS)] = {}
     m: Annotated[dict[str, Metric], Meta(max_length=MAX_METRICS)] = {}
     h: Load | None = None
+    w: Annotated[dict[str, WireReport], Meta(max_length=MAX_TABLES)] = {}
 
 
 class HotCounts(TypedDict):
@@ -140,6 +149,8 @@ class TrainerReport(NamedTuple):
         Name -> number of finite values, their sum, the last value (None if that was not finite).
     load : HostLoad, optional
         The load of the trainer's machine, as it was read last.
+    wires : mapping of str to (str, mapping of str to (float, float))
+        Table -> how its rows travel from now on, and what was found of each way: bytes a row, milliseconds a call.
 
     Examples
     --------
@@ -156,6 +167,7 @@ class TrainerReport(NamedTuple):
     servers: Mapping[int, tuple[float, float]]
     metrics: Mapping[str, tuple[int, float, float | None]]
     load: HostLoad | None = None
+    wires: Mapping[str, WireReport] = MappingProxyType({})
 
     def asdict(self) -> dict[str, object]:
         """The report as plain values for JSON, with names of one letter."""
@@ -163,7 +175,8 @@ class TrainerReport(NamedTuple):
         fields: dict[str, object] = {"r": self.number, "t": row[:TIME_COLUMNS], "n": row[TIME_COLUMNS:]}
         fields["s"] = {str(n): [_short(requests), _short(seconds)] for n, (requests, seconds) in self.servers.items()}
         fields |= {"m": {name: list(metric) for name, metric in self.metrics.items()}}
-        return fields if self.load is None else fields | {"h": list(self.load)}
+        fields |= {} if self.load is None else {"h": list(self.load)}
+        return fields | {"w": dict(itertools.islice(self.wires.items(), MAX_TABLES))} if self.wires else fields
 
     def encode(self) -> bytes:
         return frames.encode_json(self.asdict())
@@ -180,7 +193,11 @@ class TrainerReport(NamedTuple):
         for name, metric in fields.m.items():
             _check_name("metric", name, what)
             _check_metric(metric, f"{what}: metric {name!r:.100}")
-        return cls(fields.r, fields.t + fields.n, fields.s, fields.m, _load(fields.h, what))
+        for table, (label, found) in fields.w.items():
+            _check_name("table", table, what)
+            for name in (label, *found):
+                _check_name("way", name, what)
+        return cls(fields.r, fields.t + fields.n, fields.s, fields.m, _load(fields.h, what), fields.w)
 
 
 class ServerReport:

@@ -7,7 +7,7 @@ curves are thinned, and only the last findings are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from dps.engine.telemetry.diagnosis import COLUMNS, AutoStaleness, Diagnosis, Fi
 from dps.engine.telemetry.findings import KINDS_TO_HELP
 from dps.engine.telemetry.history import Series
 from dps.engine.telemetry.hosts import HostAverage, HostLoad
-from dps.engine.telemetry.reports import TrainerReport
+from dps.engine.telemetry.reports import TrainerReport, WireReport
 from dps.engine.telemetry.run_history import KeptReports
 from dps.engine.telemetry.snapshot import PARTS, Curve, Straggler, TimeSplit, TrainerStrip
 
@@ -32,6 +32,7 @@ MAX_STRIPS = 32
 MAX_METRICS = 32
 MAX_LOGGED = 16
 MAX_FINDINGS = 512  # findings kept of a run
+MAX_CHOICES = 8  # events of a run that tell how the rows of one table travel
 MAX_ROWS = 1 << 16  # rows of the histories of all trainers together
 PART_COLUMNS = [COLUMNS.index(name) for name in PARTS]
 CLOCKS, TOTAL, COMPUTE, WAIT = (COLUMNS.index(name) for name in ("clocks", "total", "compute", "wait"))
@@ -62,6 +63,8 @@ class RunTelemetry:
         self._past: list[Straggler] = []  # also those that no longer hold
         self._sums: dict[str, list[float]] = {}  # metric -> [count, sum] since the last point of its curve
         self._reports: dict[int, tuple[int, int]] = {}  # trainer -> (attempt, number) of its last report
+        self._choices: dict[str, dict[int, str]] = {}  # table -> trainer -> how its rows travel
+        self._told: dict[str, int] = {}  # table -> events of that
         self._offset = 0.0  # wall time less `now`
         self._end = math.inf
         self._clock = 0.0  # the mean of all trainers' clocks, at the last tick
@@ -69,10 +72,11 @@ class RunTelemetry:
     def joined(self, trainer: int, now: float) -> None:
         self.history.begin(trainer, now)
 
-    def reported(self, trainer: int, attempt: int, report: TrainerReport, clock: int, now: float) -> None:
-        """Take a trainer's report. A repetition of a report that was taken already changes nothing."""
+    def reported(self, trainer: int, attempt: int, report: TrainerReport, clock: int, now: float) -> list[str]:
+        """Take a trainer's report; what of it is an event. A repetition of a report that was taken already changes
+        nothing."""
         if (attempt, report.number) <= self._reports.get(trainer, (-1, 0)):
-            return
+            return []
         self._reports[trainer] = attempt, report.number
         self._clock = max(self._clock, float(clock))
         self.history.report(trainer, now, report.row, clock, report.servers)
@@ -93,6 +97,20 @@ class RunTelemetry:
             sums = self._sums.setdefault(name, [0.0, 0.0])
             sums[0] += count
             sums[1] += total
+        return [text for table, wire in report.wires.items() for text in self._choice(trainer, table, wire)]
+
+    def _choice(self, trainer: int, table: str, wire: WireReport) -> Iterator[str]:
+        """The event that a trainer has chosen how the rows of a table travel, unless another one has chosen the same
+        before: there are as many choices as trainers, and the log keeps some hundred events."""
+        label, found = wire
+        chosen = self._choices.setdefault(table, {})
+        is_new = trainer in chosen or label not in chosen.values()
+        chosen[trainer] = label
+        if is_new and self._told.get(table, 0) < MAX_CHOICES:
+            self._told[table] = self._told.get(table, 0) + 1
+            numbers = [f"{way} {nbytes:.3g} bytes a row and {ms:.3g} ms a call" for way, (nbytes, ms) in found.items()]
+            how = f"rows of table {table!r} travel {label} between machines"
+            yield f"run {self.run}: {how}, because trainer {trainer} has measured: {'; '.join(numbers)}"
 
     def loads(self) -> list[tuple[float, HostLoad]]:
         """The machines' loads, with their times, that trainers have reported since the last call."""

@@ -17,14 +17,14 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
 from dps.engine.core.requests.exchange import Traffic
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.state.names import check_name
 from dps.engine.telemetry.hosts import HostLoad, ThreadUsage
-from dps.engine.telemetry.reports import COLUMNS, MAX_METRIC_VALUE, MAX_METRICS, MAX_SERVERS, TrainerReport
+from dps.engine.telemetry.reports import COLUMNS, MAX_METRIC_VALUE, MAX_METRICS, MAX_SERVERS, TrainerReport, WireReport
 from dps.errors import InputError
 
 __all__ = ["TrainerMeter"]
@@ -85,6 +85,7 @@ class TrainerMeter(CallMeter):
         "_reported_load",
         "_usage",
         "_used",
+        "_wires",
         "began",
         "clocks",
         "every",
@@ -112,6 +113,7 @@ class TrainerMeter(CallMeter):
         self._lock = threading.Lock()  # guards the metrics alone, so that logging does not wait for a call
         self._metrics: dict[str, list[Any]] = {}  # name -> count, sum and last value since the last report
         self._names: set[str] = set()
+        self._wires: dict[str, WireReport] = {}  # by table, since the last report
 
     # -- counts
 
@@ -142,6 +144,10 @@ class TrainerMeter(CallMeter):
                 metric[2] = number
             else:  # NaN too: the report then shows that the value diverged, and the mean stays finite
                 metric[2] = None
+
+    def chose(self, table: str, label: str, found: Mapping[str, tuple[float, float]]) -> None:
+        """Tell with the next report how the rows of a table travel from now on: see `WireReport`."""
+        self._wires[table] = label, dict(found)
 
     # -- reports
 
@@ -181,9 +187,10 @@ class TrainerMeter(CallMeter):
         self._reported = done, servers_reported
         self._number += 1
         self._due = now + self.every
+        wires, self._wires = self._wires, {}
         load, reported_load = self._load(), self._reported_load
         self._reported_load = load
-        return TrainerReport(self._number, row, servers, metrics, None if load is reported_load else load)
+        return TrainerReport(self._number, row, servers, metrics, None if load is reported_load else load, wires)
 
     def _processor(self, own: float) -> tuple[float, float]:
         """Seconds since the last report that this thread ran, and that it was ready to run and did not. Where that is

@@ -53,6 +53,13 @@ cdef class Form:
             raise MemoryError
         for n, (first, end) in enumerate(runs):
             self.edges[2 * n], self.edges[2 * n + 1] = first, end
+        self.travel(codecs)
+
+    def travel(self, list codecs not None) -> None:
+        """Let the calls that are prepared from now on travel by these codecs, as the constructor takes them. A call has
+        taken its own when it was prepared, so those that are on their way keep theirs."""
+        if len(codecs) > self.count:
+            raise ValueError(f"{len(codecs)} codecs for {self.count} runs")
         for n, (pulled, pushed, listed) in enumerate(codecs):
             self.codecs[2 * n], self.codecs[2 * n + 1], self.lists[n] = pulled, pushed, listed
 
