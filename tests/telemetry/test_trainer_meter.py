@@ -113,6 +113,7 @@ def test_many_trainers_report_more_rarely():
 
 numbers = st.one_of(st.integers(0, 10**15), st.floats(0, 1e15))
 metric = st.floats(-1e6, 1e6)
+labels = st.sampled_from(["as they are", "as bfloat16 with lists"])
 reports = st.builds(
     TrainerReport,
     st.integers(1, 1 << 40),
@@ -124,6 +125,10 @@ reports = st.builds(
         max_size=5,
     ),
     st.sampled_from([None, HostLoad("n7", 2, 3.0, 0.75, 0.25)]),
+    st.dictionaries(
+        st.sampled_from(["w", "v"]),
+        st.tuples(labels, st.dictionaries(labels, st.tuples(numbers.map(float), numbers.map(float)))),
+    ),
 )
 
 
@@ -139,6 +144,9 @@ def test_a_report_arrives_as_it_was_sent(report):
         report.load,
     )
     assert {n: pytest.approx(pair, abs=1e-9) for n, pair in report.servers.items()} == arrived_reports.servers
+    assert {table: label for table, (label, _) in report.wires.items()} == {
+        table: label for table, (label, _) in arrived_reports.wires.items()
+    }
 
 
 json_values = st.recursive(

@@ -11,6 +11,7 @@ The rules, and why the choice is at most 3 % worse than the best of the ways, ar
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -20,9 +21,11 @@ from dps.engine.telemetry.trainer_meter import TrainerMeter
 __all__ = ["SHARE", "Turn", "TableTrial", "WireChoice", "WireTrials"]
 
 TURN_CALLS, WARM_CALLS = 4, 2  # of a turn, at least: those that count, and before them those that do not
-LEAST_ROUNDS, MOST_ROUNDS = 3, 60  # of a trial
-SURE = 5.0  # medians of deviations, over the root of the rounds, by which a way has to be slower to be left out
-DOUBT = 0.1  # added to that median, over the rounds: a few turns may agree by chance
+EARLY_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 2, 4, 60  # of a trial: until the slowest ways are left out, at least, at most
+FAR = 3.0  # times as long as the fastest way, in each of the early rounds
+TRIMMED = 0.1  # of the rounds, that are left out at either end: a turn may meet a pause of the system
+SURE = 3.0  # standard errors by which a way has to be slower to be left out
+DOUBT = 0.1  # added to the standard deviation, over the rounds: a few turns may agree by chance
 SAME = 0.01  # of the time: ways that differ by less are as fast as each other
 SHARE = 0.01  # of all time, that later trials may cost
 REST_TURNS = 500  # between two trials, unless the link has changed
@@ -81,8 +84,7 @@ class WireChoice:
         self._worked = self._spent = self._expected = 0.0  # seconds: in all, by later trials, by the next one
         self._usual = self._rested = self._changes = 0.0  # seconds a row as chosen; turns since the trial, and changed
 
-    @property
-    def wanted(self) -> bool:
+    def is_due(self) -> bool:
         """Whether a trial is to begin."""
         if self.trying or self.chosen is None:
             return not self.trying
@@ -113,6 +115,8 @@ class WireChoice:
             self.current = self._order.pop(0)
             return
         self._rounds += 1
+        if self._rounds == EARLY_ROUNDS:
+            self._leave_out_the_slowest()
         if self._rounds >= LEAST_ROUNDS and self._is_decided():
             self.decide()
         else:
@@ -131,31 +135,39 @@ class WireChoice:
         self.trying, self._order, self._rested, self._changes = False, [], 0.0, 0.0
 
     def _next_round(self) -> None:
-        """All that are left take a turn, from another one on each time, so that a drift, or calls whose sizes come
-        again in turns, are no way's advantage."""
-        at = self._rounds % len(self._left)
-        self._order = self._left[at:] + self._left[:at]
+        """All that are left take a turn, in a shuffled order and in the next round in the reverse one. So a drift is no
+        way's advantage, nor are calls whose sizes come again every few turns."""
+        order = random.Random(self._rounds // 2).sample(self._left, len(self._left))
+        self._order = order if self._rounds % 2 == 0 else order[::-1]
         self.current = self._order.pop(0)
+
+    def _leave_out_the_slowest(self) -> None:
+        """Because a turn of these costs as much as several rounds of the others."""
+        best = cost(self.turns[self._fastest()])
+        slow = {way: zip(cost(self.turns[way]), best, strict=True) for way in self._left}
+        self._left = [way for way, pairs in slow.items() if not all(one > FAR * other for one, other in pairs)]
 
     def _is_decided(self) -> bool:
         """Leave out the ways that are slower for sure; whether the others are as fast as each other."""
         best = self._fastest()
         others = {way: self._slower(way, best) for way in self._left if way != best}
-        self._left = [way for way in self._left if way == best or others[way][0] <= others[way][1]]
+        self._left = [way for way in self._left if way == best or others[way][0] <= max(SAME, others[way][1])]
         same = all(slower + unsure <= SAME for way, (slower, unsure) in others.items() if way in self._left)
         return same or self._rounds >= MOST_ROUNDS
 
     def _fastest(self) -> int:
-        return min(self._left, key=lambda way: statistics.median(cost(self.turns[way])[: self._rounds]))
+        first = self._left[0]
+        return min(self._left, key=lambda way: self._slower(way, first)[0])
 
-    def _slower(self, way: int, best: int) -> tuple[float, float]:
-        """By which share of its time a way is slower than the best one, and how sure that is: by the medians of
-        rounds, because turns of one round have met the same link."""
-        pairs = zip(cost(self.turns[way]), cost(self.turns[best]), strict=False)
-        shares = [math.log(one / other) for one, other in pairs]
-        middle = statistics.median(shares)
-        spread = statistics.median(abs(share - middle) for share in shares) + DOUBT / len(shares)
-        return middle, SURE * spread / math.sqrt(len(shares))
+    def _slower(self, way: int, other: int) -> tuple[float, float]:
+        """By which share of its time a way is slower than another one, and how sure that is: by the ratios of turns of
+        the same round, because these have met the same link."""
+        pairs = zip(cost(self.turns[way]), cost(self.turns[other]), strict=False)
+        shares = sorted(math.log(one / another) for one, another in pairs)
+        cut = int(TRIMMED * len(shares))
+        shares = shares[cut : len(shares) - cut]
+        spread = statistics.pstdev(shares) + DOUBT / len(shares)
+        return statistics.fmean(shares), SURE * spread / math.sqrt(len(shares))
 
 
 def cost(turns: Sequence[Turn]) -> list[float]:
@@ -247,7 +259,7 @@ class TableTrial:
         choice.ended(now.since(self._counted), now.seconds - self._began.seconds)
         if tried and not choice.trying and choice.chosen != known and choice.chosen is not None:
             self._trials.meter.chose(self._name, self.labels[choice.chosen], self._found())
-        if choice.wanted and self._trials.may_try(self):
+        if choice.is_due() and self._trials.may_try(self):
             choice.begin()
         self._began = now
         self._begin()

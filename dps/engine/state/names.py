@@ -39,13 +39,14 @@ RULES = {
     "trainer": Rule(200),  # in a run that several callers share
     "metric": Rule(64),
     "machine": Rule(64),
+    "wire": Rule(100),  # in words, as a trainer tells its choice
 }
 
 
 def check_name(kind: str, name: object) -> str:
     """The name, if the rule for that kind allows it.
 
-    The kinds are "parameter server", "checkpoint", "table", "trainer", "metric" and "machine".
+    The kinds are "parameter server", "checkpoint", "table", "trainer", "metric", "machine" and "wire".
     Raises InputError, whose message says the rule, and the character that it does not allow.
 
     Examples

@@ -196,7 +196,7 @@ class TrainerReport(NamedTuple):
         for table, (label, found) in fields.w.items():
             _check_name("table", table, what)
             for name in (label, *found):
-                _check_name("way", name, what)
+                _check_name("wire", name, what)
         return cls(fields.r, fields.t + fields.n, fields.s, fields.m, _load(fields.h, what), fields.w)
 
 
