@@ -9,6 +9,9 @@ of the cable. There is no way to make it long, too: this kernel cannot delay pac
   back, a key and a row there, 144 bytes with dim 16, 24 with dim 1. *All that travels* is what the network device
   counts. *Halves* and *bytes* are tables with ``wire=``.
 * *rows a second*: beside what a plain socket gets through the same cable of such bodies.
+* *auto*: loops of pulls and pushes with `wire="auto"`, beside each of the settings from which it chooses, round by round
+  in the same run; through the cable, without a limit of its rate, and with the server on this side, where both ends are
+  joined by a Unix socket.
 * *models*: fits of a factorization machine, of factors of ratings and of words (the data is that of `wire_losses.py`),
   with `wire="auto"` and with rows as they are.
 * *click model*: examples a second in the second epoch (2^24 features, two trainers), with rows as they are and as
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import shutil
 import socket
 import statistics
@@ -39,6 +43,7 @@ from benchmarks.common import Report, parser
 from benchmarks.processes import PATIENCE, Machines, Namespace, machines, wait_for
 from benchmarks.wire_losses import CASES, FULL, QUICK, Fitted, Sizes, by_factors, by_machine, by_words
 from dps.engine.core.codec import CODECS, bytes_of_row, decode, encode
+from dps.engine.state.wire_format import wire_of
 
 GIGABITS = (1.0,)
 ROWS = 10_000  # of a pull or push
@@ -51,6 +56,8 @@ WIRES = {
     "halves": dps.Wire("bfloat16", "bfloat16", lists=True),
     "bytes": dps.Wire("int8", "int8", lists=True),
 }
+FIXED = {wire.label: dataclasses.replace(wire, measured=False) for wire in wire_of("auto").candidates}
+AUTO_CALLS, AUTO_BEFORE = 200, 800  # of a round; before the first one, in which "auto" chooses
 REACHES = {  # by dim, how rows travel, and whether they are the same each time
     (1, "halves", "new rows"): "<= 12 bytes",
     (1, "halves", "the same rows"): "<= 4 bytes",
@@ -158,6 +165,46 @@ def bodies_of(ps: dps.ParameterServer) -> int:
             return counted
         time.sleep(1.0)
     raise TimeoutError("the server still counts bytes")
+
+
+def pull_and_push_by_turns(
+    trainer: dps.Trainer, parts: object, tables: list[str], dim: int, calls: int, before: int
+) -> dict[str, list[float]]:
+    """The seconds of a pull and a push, by table: of each of some rounds, in which each table has its turn."""
+    draw, seconds = np.random.default_rng(0), dict[str, list[float]]()
+    values = draw.standard_normal((ROWS, dim)).astype(np.float32)
+    values = values if dim > 1 else values[:, 0]
+    for round_number in range(1 + ROUNDS):
+        for table in tables:
+            began = time.perf_counter()
+            for _ in range(calls if round_number else before if table == "auto" else before // 8):
+                named = draw.integers(0, 1 << 18, ROWS)  # rows that are there soon
+                trainer.pull(table, named)
+                trainer.push(table, named, values)
+            if round_number:
+                seconds.setdefault(table, []).append((time.perf_counter() - began) / calls)
+    return seconds
+
+
+def measure_auto(report: Report, ps: dps.ParameterServer, where: str, quick: bool) -> None:
+    """`wire="auto"` beside each fixed setting."""
+    wires = {"auto": wire_of("auto")} | FIXED
+    for dim in (1, 16):
+        began = time.time()
+        for name, wire in wires.items():
+            ps.table(name, dim=dim, wire=wire)
+        calls = (AUTO_CALLS // 20, AUTO_BEFORE // 20) if quick else (AUTO_CALLS, AUTO_BEFORE)
+        [found] = ps.run(pull_and_push_by_turns, [0], trainers=1, args=(list(wires), dim, *calls), progress=False)
+        seconds = {name: statistics.median(each) for name, each in found.items()}
+        best = min((name for name in seconds if name != "auto"), key=seconds.__getitem__)
+        for name in wires:
+            rate, of_best = ROWS / seconds[name], ROWS / seconds[best]
+            reach = ">= 0.97 x" if name == "auto" else None
+            report.add(f"{where}, dim {dim}, {name}", rate, "rows/s", f"the best setting, {best}", of_best, reach=reach)
+        for text in [text for when, text in ps.status().events if "'auto' travel" in text and when > began]:
+            report.note(text)
+        for name in wires:
+            ps.drop_table(name)
 
 
 def measure_codecs(report: Report) -> None:
@@ -271,18 +318,35 @@ def measure(report: Report, args: argparse.Namespace) -> None:
             there, back = rates_of_plain_socket(cable, 1 << 26)
             report.add(f"{gigabits:g} Gb/s: a plain socket, in", there * 8e-9, "Gb/s")
             report.add(f"{gigabits:g} Gb/s: a plain socket, out", back * 8e-9, "Gb/s")
-            for dim in (1, 16):
-                measure_rows(report, ps, cable, gigabits, dim)
-            measure_clicks(report, client, ps, cable, gigabits, CLICKS // 10 if args.quick else CLICKS)
-            measure_models(report, ps, cable, gigabits, QUICK if args.quick else FULL)
+            if not args.auto:
+                measure_rate(report, client, ps, cable, gigabits, args.quick)
+            measure_auto(report, ps, f"{gigabits:g} Gb/s", args.quick)
+        cable.limit(None)
+        measure_auto(report, ps, "no limit", args.quick)
+    with machines(1) as (cluster, client):
+        start_trainers(cluster, client)
+        with dps.ParameterServer(client, servers=1) as ps:
+            measure_auto(report, ps, "one machine", args.quick)
+
+
+def measure_rate(
+    report: Report, client: Client, ps: dps.ParameterServer, cable: Namespace, gigabits: float, quick: bool
+) -> None:
+    """All but the choice, at one rate of the cable."""
+    for dim in (1, 16):
+        measure_rows(report, ps, cable, gigabits, dim)
+    measure_clicks(report, client, ps, cable, gigabits, CLICKS // 10 if quick else CLICKS)
+    measure_models(report, ps, cable, gigabits, QUICK if quick else FULL)
 
 
 def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--gigabits", type=float, nargs="+", default=GIGABITS, help="rates of the cable, in Gb/s")
+    options.add_argument("--auto", action="store_true", help='only loops with wire="auto" beside each fixed setting')
     args = options.parse_args(argv)
     with Report("a network", args.json) as report:
-        measure_codecs(report)
+        if not args.auto:
+            measure_codecs(report)
         why = problem()
         if why is None:
             measure(report, args)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from servers import wait_until
 
 import dps
+from dps.engine.client import requests
 from dps.engine.core.codec import CODECS, bytes_of_row, decode, encode
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire.sockets import is_own_address
@@ -139,6 +142,56 @@ def test_a_definition_travels_with_its_wire() -> None:
     spec = TableSpec("w", dim=5, wire=dps.Wire("int8", "float16", local=False))
     assert TableSpec.from_dict(spec.to_dict()) == spec
     assert "wire" not in TableSpec("w").to_dict()
+
+
+def choose(trainer, parts, batches):
+    """Pulls and pushes until the trainer has chosen, and some more; what it has chosen, and the last rows."""
+    keys, rows = some_keys(), np.zeros(0)
+    for _ in trainer.iterate(range(batches)):
+        rows = trainer.pull("w", keys)
+        trainer.push_async("w", keys, np.ones((KEYS, DIM), np.float32))
+        trainer.push("w", keys[::2], np.ones((KEYS // 2, DIM), np.float32))
+    trial = trainer.client.session.settled["w"].trial
+    return None if trial is None else trial.choice.chosen, rows
+
+
+def chosen_with(cluster, wire, batches=400):
+    with dps.ParameterServer(cluster, servers=2) as ps:
+        ps.table("w", dim=DIM, wire=wire)
+        ((chosen, rows),) = ps.run(choose, [0], trainers=1, args=(batches,), progress=False)
+        return chosen, rows, ps.client().pull("w", some_keys()), [text for _, text in ps.status().events]
+
+
+def test_a_trainer_chooses_how_rows_travel_and_tells_it(cluster) -> None:
+    wire = dps.Wire("bfloat16", "bfloat16", lists=True, measured=True)
+    chosen, rows, after, events = chosen_with(cluster, wire)
+    [told] = [text for text in events if text.startswith("run 1: rows of table 'w' travel ")]
+    assert wire.candidates[chosen].label in told.partition("because")[0]
+    pattern = "; ".join(rf"{way.label} [0-9.]+ bytes a row and [0-9.e-]+ ms a call" for way in wire.candidates)
+    assert re.search(f"because trainer 0 has measured: {pattern}$", told)
+    expected = np.full((KEYS, DIM), 400.0)
+    expected[::2] += 400
+    np.testing.assert_array_equal(after, expected)  # whichever way each push took: no call was lost or counted twice
+    assert np.abs(rows - (expected - expected / 400)).max() <= 4, "of bfloat16, beyond 512"
+
+
+def test_within_one_machine_nothing_is_measured(cluster, monkeypatch) -> None:
+    chosen, *_, events = chosen_with(cluster, "auto", 30)
+    assert chosen is None
+    assert not [text for text in events if "travel" in text]
+    monkeypatch.setattr(requests, "is_own_address", lambda host: False)
+    chosen, *_ = chosen_with(cluster, "auto")
+    assert chosen is not None, "between machines"
+
+
+def test_what_a_trainer_chooses_from() -> None:
+    assert [way.label for way in dps.Wire("int8", None, lists=True, measured=True).candidates] == [
+        "as they are",
+        "as they are with lists",
+        "as they are to servers and as int8 from them with lists",
+    ]
+    assert len(dps.Wire(lists=True, measured=True).candidates) == 2
+    assert dps.Wire("int8").candidates == (dps.Wire("int8"),)
 
 
 def test_own_addresses() -> None:

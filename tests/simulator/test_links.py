@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,29 @@ def test_copies_share_the_pulls_of_a_hot_shard():
 def test_narrow_rows_take_less_of_a_link(wire):
     share = {"bfloat16": 2 * DIM, "int8": DIM + 4}[wire] / (4 * DIM)
     assert seconds_of(2, wire=Wire(pull=wire)) == pytest.approx(share * seconds_of(2), rel=0.15)
+
+
+def push_and_pull(trainer, parts, batches):
+    """The virtual seconds of some batches, and what the trainer has chosen."""
+    now, rows = trainer.client.session.now, np.zeros((ROWS, DIM), np.float32)
+    began = now()
+    for _ in trainer.iterate(range(batches)):
+        trainer.pull("w", np.arange(ROWS))
+        trainer.push("w", np.arange(ROWS), rows)
+    trial = trainer.client.session.settled["w"].trial
+    return now() - began, None if trial is None else trial.choice.chosen
+
+
+def test_what_is_chosen_takes_little_more_time_than_the_best_setting():
+    wire, batches = Wire("bfloat16", "bfloat16", lists=True, measured=True), 600
+    found = []
+    for way in (wire, *(dataclasses.replace(way, measured=False) for way in wire.candidates)):
+        with Simulation(3, servers=1, trainers=1, faults=Faults(rate=RATE, window=1 << 24)) as sim:
+            sim.table("w", DIM, shards=1, wire=way)
+            found += sim.run(push_and_pull, [0], batches)
+    (seconds, chosen), *fixed = found
+    assert chosen == 2
+    assert seconds <= 1.03 * min(taken for taken, _ in fixed) + 16 * max(taken for taken, _ in fixed) / batches
 
 
 def test_a_link_lets_bytes_through():

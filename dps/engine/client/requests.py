@@ -97,6 +97,7 @@ class TableRoute:
         # Whether lists of keys have numbers on some link, perhaps.
         self.has_lists = spec.wire.lists and any(lists for *_, lists in self._codecs(self.runs, spec.wire))
         self.terms: TableTerms | None = None  # once a call was made
+        self._ways: tuple[Wire, ...] = ()  # once one of them was chosen
         self.trial: TableTrial | None = None  # once a trainer has made one, where its links are measured
 
     def _form(self, runs: list[Run], dim: int, servers: Mapping[int, tuple[str, int]] | None) -> Form:
@@ -120,7 +121,8 @@ class TableRoute:
 
     def travel(self, way: int) -> None:
         """Let calls travel by one of the wire's candidates from now on."""
-        wire = self.spec.wire.candidates[way]
+        self._ways = self._ways or self.spec.wire.candidates
+        wire = self._ways[way]
         for form, runs in ((self.form, self.runs), (self.read_form, self.read_runs)):
             form.travel(self._codecs(runs, wire))
 

@@ -28,7 +28,7 @@ SURE = 3.0  # standard errors by which a way has to be slower to be left out
 DOUBT = 0.1  # added to the standard deviation, over the rounds: a few turns may agree by chance
 SAME = 0.01  # of the time: ways that differ by less are as fast as each other
 SHARE = 0.01  # of all time, that later trials may cost
-REST_TURNS = 500  # between two trials, unless the link has changed
+REST_TURNS, REST_CALLS = 500, 16  # between two trials, unless the link has changed; calls of such a turn
 CHANGED, CHANGED_TURNS = 1.5, 8  # a turn takes so many times as long as before, or less; so many turns one after another
 RESERVE = 4  # trials that changes of the link may cost beyond the share
 IDLE_CALLS = 256  # to other tables, after which a trial of a table that is not called ends
@@ -227,13 +227,14 @@ class TableTrial:
         self.choice, self.labels = WireChoice(len(labels)), labels
         self._trials, self._name = trials, name
         self._travel: Callable[[int], None] = lambda way: None
+        self._way = self.choice.current
         self._calls, self._due, self._pushes, self._warm = 0, TURN_CALLS, 0, False
         self._began = self._counted = trials.mark()
 
     def follow(self, travel: Callable[[int], None]) -> None:
         """Calls go by another route."""
-        self._travel = travel
-        travel(self.choice.current)
+        self._travel, self._way = travel, self.choice.current
+        travel(self._way)
 
     def called(self) -> None:
         """A call to the table is about to be prepared."""
@@ -267,9 +268,11 @@ class TableTrial:
     def _begin(self) -> None:
         """Begin a turn of the current way; while ways are tried, the first calls of each do not count, because they wait
         for what was sent before."""
-        self._travel(self.choice.current)
+        if self._way != self.choice.current:
+            self._way = self.choice.current
+            self._travel(self._way)
         self._counted, self._warm, self._calls = self._began, self.choice.trying, 1
-        self._due = WARM_CALLS if self._warm else TURN_CALLS
+        self._due = WARM_CALLS if self._warm else REST_CALLS
 
     def _found(self) -> dict[str, tuple[float, float]]:
         """Bytes a row and milliseconds a call, of each way."""

@@ -384,9 +384,12 @@ class ParameterServer:
             clients, which have no clock, for rows that a loop keeps (``n_fetch=``), and in
             :func:`dps.map_partitions_with_ps`, whose trainers never wait. :meth:`set_staleness` changes it.
         wire : Wire, "auto" or "lists", optional
-            In which numbers rows of float32 travel between trainers and servers: :class:`dps.Wire`. ``"auto"``: in half
-            the bytes (bfloat16) between machines, and as they are within one. ``"lists"`` loses nothing: between
-            machines, lists of keys that come again have numbers. By default all travels as it is.
+            In which numbers rows of float32 travel between trainers and servers: :class:`dps.Wire`. ``"auto"``: between
+            machines, each trainer measures rows as they are, with numbers for lists of keys, and in half the bytes
+            (bfloat16), and goes on with what takes the least time; its choice is among the events of :meth:`status`.
+            Which it is depends on measured times, so two runs need not have the same bits. Within one machine rows
+            travel as they are. ``"lists"`` loses nothing: between machines, lists of keys that come again have numbers.
+            By default all travels as it is.
         cache : Cache, int or str, optional
             How many bytes of rows the trainers of a process keep, and so need not pull again while the staleness of
             the run allows it: ``"64 MiB"``, or a :class:`dps.Cache`. By default none.
