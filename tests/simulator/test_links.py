@@ -69,7 +69,7 @@ def test_what_is_chosen_takes_little_more_time_than_the_best_setting():
     for way in (wire, *(dataclasses.replace(way, measured=False) for way in wire.candidates)):
         with Simulation(3, servers=1, trainers=1, faults=Faults(rate=RATE, window=1 << 24)) as sim:
             sim.table("w", DIM, shards=1, wire=way)
-            found += sim.run(push_and_pull, [0], batches)
+            found += sim.run(push_and_pull, [0], args=(batches,))
     (seconds, chosen), *fixed = found
     assert chosen == 2
     assert seconds <= 1.03 * min(taken for taken, _ in fixed) + 16 * max(taken for taken, _ in fixed) / batches

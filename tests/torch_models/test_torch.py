@@ -329,7 +329,10 @@ def test_tables_of_float64_and_dense_ones(ps, tables):
 @pytest.mark.parametrize("wire", [None, "auto", dps.Wire("float16", lists=True)])
 def test_the_table_of_a_module_travels_as_it_is_unless_a_wire_is_given(ps, tables, wire):
     table = tables(dps.SGD(0.1)) if wire is None else tables(dps.SGD(0.1), wire=wire)
-    named = {None: dps.Wire(local=False, lists=True), "auto": dps.Wire("bfloat16", "bfloat16", False, True, measured=True)}
+    named = {
+        None: dps.Wire(local=False, lists=True),
+        "auto": dps.Wire("bfloat16", "bfloat16", False, True, measured=True),
+    }
     assert table.spec.wire == named.get(wire, wire)
 
 

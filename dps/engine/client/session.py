@@ -108,7 +108,7 @@ class ClientSession:
         self.now, self.sleep = self.environment.now, self.environment.sleep
         self.check, self._greet, self.cancelled = check, greet, cancelled
         self.own = self.acting = Origin()
-        self.lock, self.polling = threading.RLock(), Polling(config.polling())  # polling: of calls that go the plain way
+        self.lock, self.polling = threading.RLock(), Polling(config.polling())  # `polling`: of calls of the plain way
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
         self.trials = WireTrials(self.meter)
         self.patience, self._insisting = config.seconds("request"), config.seconds("connect")

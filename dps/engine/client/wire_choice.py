@@ -1,6 +1,6 @@
 """Which way the rows of a table travel: a trainer tries each way for some batches, and goes on with the fastest. Pure.
 
-It is for tables with ``Wire(measured=True)``, which is ``wire="auto"``, and for links between machines. `WireChoice` has
+It is for tables with ``Wire(measured=True)``, as ``wire="auto"`` is, and for links between machines. `WireChoice` has
 the rules: given what turns took, it says which way the next one takes. `WireTrials` cuts a trainer's calls into turns,
 reads from the trainer's meter what they took, and lets one table try at a time, because calls to several tables that
 are made together have one time.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from dps.engine.telemetry.trainer_meter import TrainerMeter
 
-__all__ = ["SHARE", "Turn", "TableTrial", "WireChoice", "WireTrials"]
+__all__ = ["SHARE", "TableTrial", "Turn", "WireChoice", "WireTrials"]
 
 TURN_CALLS, WARM_CALLS = 4, 2  # of a turn, at least: those that count, and before them those that do not
 EARLY_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 2, 4, 60  # of a trial: until the slowest ways are left out, at least, at most
@@ -29,7 +29,10 @@ DOUBT = 0.1  # added to the standard deviation, over the rounds: a few turns may
 SAME = 0.01  # of the time: ways that differ by less are as fast as each other
 SHARE = 0.01  # of all time, that later trials may cost
 REST_TURNS, REST_CALLS = 500, 16  # between two trials, unless the link has changed; calls of such a turn
-CHANGED, CHANGED_TURNS = 1.5, 8  # a turn takes so many times as long as before, or less; so many turns one after another
+CHANGED, CHANGED_TURNS = (
+    1.5,
+    8,
+)  # a turn takes so many times as long as before, or less; so many turns one after another
 RESERVE = 4  # trials that changes of the link may cost beyond the share
 IDLE_CALLS = 256  # to other tables, after which a trial of a table that is not called ends
 
@@ -43,7 +46,9 @@ class Turn(NamedTuple):
     calls: int
 
     def since(self, before: Turn) -> Turn:
-        return Turn(*(a - b for a, b in zip(self, before, strict=True)))
+        """What calls have taken between two marks."""
+        seconds, rows = self.seconds - before.seconds, self.rows - before.rows
+        return Turn(seconds, rows, self.nbytes - before.nbytes, self.calls - before.calls)
 
 
 class WireChoice:
@@ -75,7 +80,8 @@ class WireChoice:
 
     def __init__(self, ways: int):
         self.ways = ways
-        self.current, self.chosen, self.trying = ways - 1, None, False
+        self.current, self.trying = ways - 1, False
+        self.chosen: int | None = None
         self.turns: list[list[Turn]] = [[] for _ in range(ways)]  # of the last trial
         self._left = list(range(ways))  # not left out yet
         self._order: list[int] = []  # of the rest of this round
@@ -126,8 +132,8 @@ class WireChoice:
         """End the trial with what is known: the first way that is as fast as the fastest one, or almost."""
         if self._rounds:
             best = self._fastest()
-            self.chosen = next(way for way in self._left if way == best or self._slower(way, best)[0] <= SAME)
-            self._usual = statistics.median(cost(self.turns[self.chosen]))
+            chosen = next(way for way in self._left if way == best or self._slower(way, best)[0] <= SAME)
+            self.chosen, self._usual = chosen, statistics.median(cost(self.turns[chosen]))
             excess = sum(whole * max(0.0, 1 - self._usual / each) for whole, each in self._tried)
             self._spent += excess if self._expected else 0.0  # the first trial has to be made
             self._expected = max(excess, 1e-9)
@@ -266,8 +272,8 @@ class TableTrial:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a turn of the current way; while ways are tried, the first calls of each do not count, because they wait
-        for what was sent before."""
+        """Begin a turn of the current way. While ways are tried, the first calls of a turn do not count, because they
+        wait for what was sent before."""
         if self._way != self.choice.current:
             self._way = self.choice.current
             self._travel(self._way)
