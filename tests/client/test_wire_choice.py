@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from noticing import assert_noticed
 
 from dps.engine.client import wire_choice
-from dps.engine.client.wire_choice import Turn, WireChoice
+from dps.engine.client.wire_choice import WireChoice, WireTurn
 
 ROWS, CALLS = 20_000, 4  # of a turn
 WHOLE = 1.5  # times as many calls as count, in a turn of a trial
@@ -37,7 +37,7 @@ class SimulatedLink:
         load = math.exp(self.draw.gauss(0, self.noise)) * (1 + self.drift * self.turns)
         if self.period and self.turns % self.period == 0:
             load *= 1.2
-        return Turn(self.mean(way) * load, ROWS, int(ROWS * NBYTES[self.dim][way]), CALLS)
+        return WireTurn(self.mean(way) * load, ROWS, int(ROWS * NBYTES[self.dim][way]), CALLS)
 
 
 def excess(choice, link, turns=TURNS, change: Callable[[int], object] = lambda turn: None):
@@ -153,7 +153,7 @@ def test_what_loses_nothing_is_preferred():
     choice = WireChoice(3)
     choice.begin()
     while choice.trying:
-        choice.ended(Turn((1.0, 1.005, 0.995)[choice.current], 10, 0, 4), 1.5)
+        choice.ended(WireTurn((1.0, 1.005, 0.995)[choice.current], 10, 0, 4), 1.5)
     assert choice.chosen == 0
 
 
@@ -161,7 +161,7 @@ def test_a_turn_without_rows_says_nothing():
     choice = WireChoice(2)
     choice.begin()
     before = choice.current
-    choice.ended(Turn(1.0, 0, 0, 4), 1.0)
+    choice.ended(WireTurn(1.0, 0, 0, 4), 1.0)
     assert choice.current == before
     choice.decide()
     assert choice.chosen is None

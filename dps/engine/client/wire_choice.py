@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from dps.engine.telemetry.trainer_meter import TrainerMeter
 
-__all__ = ["SHARE", "TableTrial", "Turn", "WireChoice", "WireTrials"]
+__all__ = ["SHARE", "TableTrial", "WireChoice", "WireTrials", "WireTurn"]
 
 TURN_CALLS, WARM_CALLS = 4, 2  # of a turn, at least: those that count, and before them those that do not
 EARLY_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 2, 4, 60  # of a trial: until the slowest ways are left out, at least, at most
@@ -37,7 +37,7 @@ RESERVE = 4  # trials that changes of the link may cost beyond the share
 IDLE_CALLS = 256  # to other tables, after which a trial of a table that is not called ends
 
 
-class Turn(NamedTuple):
+class WireTurn(NamedTuple):
     """What calls have taken: seconds, rows that were pulled or pushed, bytes, calls."""
 
     seconds: float
@@ -45,10 +45,10 @@ class Turn(NamedTuple):
     nbytes: int
     calls: int
 
-    def since(self, before: Turn) -> Turn:
+    def since(self, before: WireTurn) -> WireTurn:
         """What calls have taken between two marks."""
         seconds, rows = self.seconds - before.seconds, self.rows - before.rows
-        return Turn(seconds, rows, self.nbytes - before.nbytes, self.calls - before.calls)
+        return WireTurn(seconds, rows, self.nbytes - before.nbytes, self.calls - before.calls)
 
 
 class WireChoice:
@@ -73,7 +73,7 @@ class WireChoice:
     >>> choice = WireChoice(2)
     >>> choice.begin()
     >>> while choice.trying:
-    ...     choice.ended(Turn((2.0, 1.0)[choice.current], 100, 0, 4), 3.0)
+    ...     choice.ended(WireTurn((2.0, 1.0)[choice.current], 100, 0, 4), 3.0)
     >>> choice.chosen
     1
     """
@@ -82,7 +82,7 @@ class WireChoice:
         self.ways = ways
         self.current, self.trying = ways - 1, False
         self.chosen: int | None = None
-        self.turns: list[list[Turn]] = [[] for _ in range(ways)]  # of the last trial
+        self.turns: list[list[WireTurn]] = [[] for _ in range(ways)]  # of the last trial
         self._left = list(range(ways))  # not left out yet
         self._order: list[int] = []  # of the rest of this round
         self._rounds = 0
@@ -104,7 +104,7 @@ class WireChoice:
         self.turns, self._tried = [[] for _ in range(self.ways)], []
         self._next_round()
 
-    def ended(self, turn: Turn, whole: float) -> None:
+    def ended(self, turn: WireTurn, whole: float) -> None:
         """A turn of the current way is over; with the calls before those that count it took `whole` seconds."""
         if turn.rows <= 0:
             return
@@ -176,7 +176,7 @@ class WireChoice:
         return statistics.fmean(shares), SURE * spread / math.sqrt(len(shares))
 
 
-def cost(turns: Sequence[Turn]) -> list[float]:
+def cost(turns: Sequence[WireTurn]) -> list[float]:
     """Seconds for each row."""
     return [max(turn.seconds, 1e-9) / turn.rows for turn in turns]
 
@@ -213,11 +213,11 @@ class WireTrials:
         if table is self._holder:
             self._others = 0
 
-    def mark(self) -> Turn:
+    def mark(self) -> WireTurn:
         """What the trainer's calls have taken since it began: their time, also for other tables made beside them."""
         meter, traffic = self.meter, self.meter.servers.values()
         seconds = meter.seconds
-        return Turn(
+        return WireTurn(
             seconds["pull"] + seconds["push"] + seconds["serialise"],
             meter.keys_pulled + meter.keys_pushed,
             sum(each.sent + each.received for each in traffic),

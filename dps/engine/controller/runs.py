@@ -284,8 +284,8 @@ class Runs:
         self._tell(run, text)
         self.release(run, released)
 
-    def _tell(self, run: Run, text: str) -> None:
-        if text:
+    def _tell(self, run: Run, *texts: str) -> None:
+        for text in filter(None, texts):
             self.note(text, stands=lambda: not run.over)
 
     def set_reassign(self, reassign: bool | str, number: int = 0, why: str = "") -> None:
@@ -386,8 +386,7 @@ class Runs:
     def tick(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
         clock, planned = Tick.of(header)
-        if planned:
-            run.records[trainer].planned = planned
+        run.records[trainer].planned = planned or run.records[trainer].planned
         now = self.now()
         if body:
             self._reported(run, trainer, lambda: TrainerReport.decode(body), clock)
@@ -407,8 +406,7 @@ class Runs:
         self.release(run, released)
 
     def _reported(self, run: Run, trainer: int, read: Callable[[], TrainerReport], clock: int) -> None:
-        for text in run.reported(trainer, read, clock, self.now()):
-            self._tell(run, text)
+        self._tell(run, *run.reported(trainer, read, clock, self.now()))
 
     def lease(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
