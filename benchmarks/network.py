@@ -56,7 +56,7 @@ WIRES = {
     "bytes": dps.Wire("int8", "int8", lists=True),
 }
 FIXED = {wire.label: dataclasses.replace(wire, measured=False) for wire in wire_of("auto").candidates}
-AUTO_CALLS, AUTO_BEFORE = 160, 500  # of a round; before the first one, in which "auto" chooses
+AUTO_CALLS, AUTO_BEFORE = 160, 600  # of a round; before the first one, in which "auto" chooses
 REACHES = {  # by dim, how rows travel, and whether they are the same each time
     (1, "halves", "new rows"): "<= 12 bytes",
     (1, "halves", "the same rows"): "<= 4 bytes",

@@ -34,6 +34,7 @@ CHANGED, CHANGED_TURNS = (
     8,
 )  # a turn takes so many times as long as before, or less; so many turns one after another
 RESERVE = 4  # trials that changes of the link may cost beyond the share
+OTHER_CALLS = 64  # times as many calls to all tables as to this one, in a turn that counts, at most
 IDLE_CALLS = 256  # to other tables, after which a trial of a table that is not called ends
 
 
@@ -263,7 +264,9 @@ class TableTrial:
             return
         choice, known = self.choice, self.choice.chosen
         tried = choice.trying
-        choice.ended(now.since(self._counted), now.seconds - self._began.seconds)
+        turn = now.since(self._counted)
+        if turn.calls <= OTHER_CALLS * self._calls:  # else the turn says more of other tables than of this one
+            choice.ended(turn, now.seconds - self._began.seconds)
         if tried and not choice.trying and choice.chosen != known and choice.chosen is not None:
             self._trials.meter.chose(self._name, self.labels[choice.chosen], self._found())
         if choice.is_due() and self._trials.may_try(self):
