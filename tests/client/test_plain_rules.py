@@ -34,7 +34,7 @@ def table_of(route: object, channels: list[Channel], check: Any = None) -> Any:
     changes = {(0, False): "terms of a push"}
     terms = SimpleNamespace(changes=changes, pull="terms of a pull")
     wires = SimpleNamespace(channels=channels)
-    return SimpleNamespace(route=route, wires=wires, terms=terms, check=check, holds=False)
+    return SimpleNamespace(route=route, wires=wires, terms=terms, check=check, holds=False, trial=None)
 
 
 class Stage:
@@ -182,7 +182,8 @@ def only_aggregating_tables_are_checked(stage: Stage) -> None:
     """The check is for tables with aggregate=."""
     session = SimpleNamespace(terms=lambda route: SimpleNamespace(of_primaries=None))
     for aggregate, check in ((None, None), ("sum", print)):
-        route = SimpleNamespace(spec=SimpleNamespace(aggregate=aggregate, staleness=None, wire=Wire()))
+        spec = SimpleNamespace(aggregate=aggregate, staleness=None, wire=Wire())
+        route = SimpleNamespace(spec=spec, trial=None)
         assert PlainTable(route, [], session, print).check is check  # type: ignore[arg-type]
 
 
