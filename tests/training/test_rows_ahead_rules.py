@@ -28,7 +28,7 @@ class Client:
 
     def __init__(self, summed: tuple[str, ...]):
         self.own = SimpleNamespace(clock=0, number=0)
-        self.session = SimpleNamespace(own=self.own, gate=None, now=lambda: 0.0)
+        self.session = SimpleNamespace(own=self.own, gate=None, now=lambda: 0.0, cached=None)
         self.changes: Counter[tuple[str, int]] = Counter()
         self.asked: list[tuple[int, bool, dict[str, list[int]]]] = []
         self._summed, self.cache = summed, Cache()
@@ -89,6 +89,19 @@ class Loop:
 
 
 # ---- the rules
+
+
+def caches_know_the_coming_batches() -> None:
+    """A cache that is used is told which keys the batches after the present one name, and when; behind the loop none."""
+    loop, told = Loop(ahead=2), []
+    loop.client.session.cached = SimpleNamespace(
+        is_used=True,
+        expect=lambda coming: told.append([(clock, table, keys.tolist()) for clock, table, keys in coming]),
+    )
+    loop.run(4)
+    assert told == [[(n, "w", [n]) for n in range(at + 1, min(at + 3, 4))] for at in range(4)]
+    loop.client.session.cached = SimpleNamespace(is_used=False)
+    loop.run(1)
 
 
 def so_many_are_ahead() -> None:
@@ -210,6 +223,7 @@ def kept_rows_may_be_older() -> None:
 
 
 RULES = [
+    caches_know_the_coming_batches,
     so_many_are_ahead,
     each_is_sent_for_its_own_clock,
     what_was_known_counts,
@@ -251,6 +265,8 @@ WRONG = {
     "one too many": (RowsAhead, "_look_ahead", "<= self._ahead", "<= self._ahead + 1", so_many_are_ahead),
     "the present batch is counted": (RowsAhead, "_send", "enumerate(self._coming, 1)", "enumerate(self._coming, 2)",
                                      each_is_sent_for_its_own_clock),
+    "the next batch is the present one": (RowsAhead, "_foresee", "enumerate(self._coming, 1)", "enumerate(self._coming)",
+                                          caches_know_the_coming_batches),
     "sent again": (RowsAhead, "_send", "coming.pull is None and ", "", so_many_are_ahead),
     "the batch is sent for itself": (RowsAhead, "iterate", "self._coming.popleft()\n        self._send()",
                                      "self._send()\n        self._coming.popleft()", so_many_are_ahead),

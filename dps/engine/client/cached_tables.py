@@ -93,6 +93,16 @@ class CachedTables:
 
         return made._replace(finish=finish)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether rows of a table have been asked for."""
+        return bool(self._caches)
+
+    def expect(self, coming: Sequence[tuple[int, str, np.ndarray]]) -> None:
+        """The trainer knows which keys of which tables its coming batches name, by the clocks of these batches."""
+        for name, cache in self._caches.items():
+            cache.expect(self, [(clock, keys) for clock, table, keys in coming if table == name])
+
     def begin_change(self, route: TableRoute, keys: Any, values: Any, rule: int) -> OpenChange | None:
         """Rows are about to be changed; None where the process keeps none of the table."""
         spec = route.spec

@@ -29,9 +29,17 @@ that was restored, split or merged has another number, and when a server has die
 rows go, and rows that were pulled before are not kept. The pushes on their way stay known, because they are sent again.
 A trainer that knows of the old table only gets no rows from here.
 
-**Memory.** Rows lie in one array with room for as many as the budget allows. Where it is full, an eighth of the rows go
-at once, those that were not used for longest. Rows that were pulled ahead for a later batch were used last, so that
-the batches which are known keep their rows.
+**Rows that are too old, and yet are here.** A row may be too old only because nobody has asked the servers whether it
+has changed. :meth:`RowCache.read` hands such rows out as well, marked as *aged*: `compared_rows.py` asks the servers
+which of them differ. Each counts as a row that was pulled when the servers were asked, whether its numbers came from
+there or from here. So rules 1 to 3 hold for it as for any pull: where a push has changed it since it was handed out, it
+is not kept, and the row that is here stays with its old level.
+
+**Memory.** Rows lie in one array with room for as many as the budget allows. Where it is full, rows go in the order of
+Belady's rule (IBM Systems Journal 5, 1966), as far as the coming batches are known (:meth:`RowCache.expect`): first
+those that no coming batch names, and of these the ones that were not used for longest; then those that are named, the
+ones of the farthest batch first. A row that was just pulled is not kept if all others come before it. Of the rows that
+are not named an eighth of the room goes at once, because each time costs a look at all rows.
 """
 
 from __future__ import annotations
@@ -39,7 +47,7 @@ from __future__ import annotations
 import enum
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -51,10 +59,12 @@ __all__ = ["CacheShelf", "OpenChange", "OpenPull", "PushOutcome", "RowCache", "S
 
 ROW_BYTES = 45  # of a row beside its values: its key in the index, its level, its age, its last use
 MOST_FAILED = 64  # pushes that failed, whose keys are remembered one by one; with more of them, no row is kept
+NOT_DUE = np.iinfo(np.int64).max  # the clock of the next use of a row that no coming batch names
 NEVER_USED = np.iinfo(np.int64).max  # the last use of a place that has no row, so that it is not chosen to go
 
 History = tuple[int, int]  # the number of the table, and the epoch of the placement
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # changes rows[places] by some values
+Coming = Sequence[tuple[int, np.ndarray]]  # clocks, and the keys that a batch of that clock names
 
 
 class PushOutcome(enum.Enum):
@@ -148,6 +158,8 @@ class RowCache:
         self._level, self._until = np.empty(self.room, np.float64), np.empty(self.room, np.float64)
         self._used = np.empty(self.room, np.int64)
 
+        self._coming: dict[object, Coming] = {}
+
     def __len__(self) -> int:
         return len(self._index)
 
@@ -161,10 +173,19 @@ class RowCache:
                 self._history = max(spec.id, self._history[0]), max(epoch, self._history[1])
         return spec.id, epoch
 
-    def read(self, keys: np.ndarray, level: float, now: float, history: History, rows: np.ndarray) -> np.ndarray | None:
+    def read(
+        self,
+        keys: np.ndarray,
+        level: float,
+        now: float,
+        history: History,
+        rows: np.ndarray,
+        aged: np.ndarray | None = None,
+    ) -> np.ndarray | None:
         """Put the rows of the keys that are here, with all pushes before clock `level`, into rows [m, dim].
 
-        `history` is what :meth:`enter` has said to the reader.
+        `history` is what :meth:`enter` has said to the reader. With `aged`, rows that are here and too old are put
+        there, too, and flagged in this array of bool; they count as missing.
 
         Returns
         -------
@@ -177,11 +198,16 @@ class RowCache:
             self._index.find(keys, places)
             missing = (places < 0) | (history[0] != self._history[0])
             if len(self._index) and not missing.all():
-                missing |= (self._level[places] < level) | (self._until[places] < now)
-                places[missing] = -1
-                gather(self._rows, places, rows)
+                old = ~missing & ((self._level[places] < level) | (self._until[places] < now))
+                missing |= old
                 self._uses += 1
                 self._used[places[~missing]] = self._uses
+                if aged is not None:
+                    aged[:] = old
+                    places[missing & ~old] = -1
+                else:
+                    places[missing] = -1
+                gather(self._rows, places, rows)
         return missing if missing.any() else None
 
     def begin_pull(self, trainer: object, keys: np.ndarray, level: float, until: float, history: History) -> OpenPull:
@@ -202,13 +228,11 @@ class RowCache:
             self._pulls.discard(pull)
             if not is_open or pull.history != self._history:
                 return
-            keys = pull.keys
-            if pull.spoilt.any():
-                keys, values = keys[~pull.spoilt], values[~pull.spoilt]
-            keys, values = keys[-self.room :], values[-self.room :]
+            keys, stays = pull.keys, ~pull.spoilt
+            stays[stays] = self._make_room(keys[stays])
+            keys, values = keys[stays], values[stays]
             if not len(keys):
                 return
-            self._make_room(keys)
             places = np.empty(len(keys), np.int64)
             self._index.insert(keys, places)
             self._rows[places] = values
@@ -257,9 +281,24 @@ class RowCache:
             self._drop(change)
             self._changes = [each for each in self._changes if each is not change]
 
+    def expect(self, trainer: object, coming: Coming) -> None:
+        """A trainer knows the keys of its coming batches, by the clocks of these; they take the place of what it knew.
+
+        >>> from dps.engine.state.caching import Cache
+        >>> cache = RowCache(TableSpec("w", cache=Cache(3 * (4 + ROW_BYTES))))
+        >>> cache.expect("trainer", [(5, np.array([1, 2]))])
+        >>> for key in (1, 7, 2, 8, 9):
+        ...     cache.keep(cache.begin_pull("trainer", np.array([key]), 4, 10.0, (0, 0)), np.float32([[key]]))
+        >>> cache.read(np.array([1, 2, 7, 8, 9]), 4, 9.0, (0, 0), np.zeros((5, 1), np.float32))
+        array([False, False,  True,  True, False])
+        """
+        with self._lock:
+            self._coming[trainer] = coming
+
     def leave(self, trainer: object) -> None:
         """A trainer goes. What it has on its way may yet be applied, so these rows are not kept any more."""
         with self._lock:
+            self._coming.pop(trainer, None)
             self._look_at_changes()
             for change in self._changes:
                 if change.trainer is trainer:
@@ -304,15 +343,49 @@ class RowCache:
         else:
             self._remove(change.keys)
 
-    def _make_room(self, keys: np.ndarray) -> None:
-        """Let rows go until there is room for rows of these keys."""
-        over = len(self._index) + len(keys) - self.room
+    def _make_room(self, keys: np.ndarray) -> np.ndarray:
+        """Let rows go until there is room for rows of these keys; which of the keys may stay, bool[m]."""
+        stays = np.ones(len(keys), np.bool_)
+        if len(self._index) + len(keys) <= self.room:
+            return stays
+        end, places = self._index.end, np.empty(len(keys), np.int64)
+        self._index.find(keys, places)
+        is_new, new, used = places < 0, KeyIndex(self._index.salt), self._used[:end].copy()
+        order = self._uses + 1 + np.arange(len(keys))
+        used[places[~is_new]] = order[~is_new]
+        places = places[is_new]
+        new.insert(keys[is_new], places)
+        used_new = np.empty(new.end, np.int64)
+        used_new[places] = order[is_new]
+        over = len(self._index) + new.end - self.room
         if over <= 0:
-            return
-        end = self._index.end
-        count = min(max(over, self.room // 8), len(self._index))
-        coldest = np.argpartition(self._used[:end], count - 1)[:count]
-        self._remove(keys_of(self._index.tables, end)[coldest])
+            return stays
+        due = np.concatenate([self._due(self._index), self._due(new)])
+        scores = np.concatenate([used, used_new])
+        is_row, is_named = scores != NEVER_USED, due != NOT_DUE
+        spare = np.count_nonzero(is_row[:end] & ~is_named[:end])
+        # Behind all that are not named, and before the places without a row.
+        named = is_row & is_named
+        scores[named] = self._uses + 1 + len(keys) + (due[named].max(initial=0) - due[named])
+        count = max(over, min(self.room // 8, spare))
+        gone = np.argpartition(scores, count - 1)[:count]
+        gone = np.concatenate([keys_of(self._index.tables, end), keys_of(new.tables, new.end)])[gone]
+        self._remove(gone)
+        leaving = KeyIndex(self._index.salt)
+        leaving.insert(gone, np.empty(len(gone), np.int64))
+        places = np.empty(len(keys), np.int64)
+        leaving.find(keys, places)
+        return places < 0
+
+    def _due(self, index: KeyIndex) -> np.ndarray:
+        """For each place of an index, the least clock of a coming batch that names its key; NOT_DUE without one."""
+        due = np.full(index.end, NOT_DUE)
+        for clock, keys in (each for coming in self._coming.values() for each in coming):
+            places = np.empty(len(keys), np.int64)
+            index.find(keys, places)
+            places = places[places >= 0]
+            due[places] = np.minimum(due[places], clock)
+        return due
 
     def _remove(self, keys: np.ndarray) -> None:
         places = np.empty(len(keys), np.int64)

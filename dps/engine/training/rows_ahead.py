@@ -231,6 +231,7 @@ class RowsAhead:
             rows = self._rows(current)
             self._coming.popleft()
             self._send()
+            self._foresee()
             yield current.index, current.batch, rows
             self._place = self._next_op()  # a tick has led there
 
@@ -274,6 +275,18 @@ class RowsAhead:
             return pull.rows()
         wanted = self._wanted(current)
         return wanted.filled(self._client.pull(wanted.asked)) if len(wanted) else {}
+
+    def _foresee(self) -> None:
+        """Tell the caches which rows the next batches want, so that these stay for longest."""
+        cached, clock = self._client.session.cached, self._client.session.own.clock
+        if cached is None or not cached.is_used:
+            return
+        named = [
+            (clock + step, place_of(table, keys))
+            for step, coming in enumerate(self._coming, 1)
+            for table, keys in self._wanted(coming).keys.items()
+        ]
+        cached.expect([(at, place.table, np.asarray(place.keys)) for at, place in named])
 
     def _send(self) -> None:
         """Send pulls for the next batches, as far as they may serve, and as `dps.limits.bandwidth` allows."""

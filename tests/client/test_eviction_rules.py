@@ -1,0 +1,136 @@
+"""Which rows of a full cache go: Belady's rule where the coming batches are known, beside a list in a few lines."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from noticing import assert_noticed
+
+import dps
+from dps.engine.client.row_cache import ROW_BYTES, RowCache
+from dps.engine.state.ops import TableSpec
+
+HERE = 0, 0  # the table's number, and the epoch
+KEYS = range(12)
+
+
+def cache_of(rows: int) -> RowCache:
+    """A cache with room for so many rows."""
+    return RowCache(TableSpec("w", dtype="int64", cache=dps.Cache(rows * (8 + ROW_BYTES))))
+
+
+def read(cache: RowCache, keys: list[int]) -> list[bool]:
+    """Which of the rows are there."""
+    wanted, rows = np.array(keys, np.int64), np.zeros((len(keys), 1), np.int64)
+    missing = cache.read(wanted, 0, 0.0, HERE, rows)
+    there = np.ones(len(keys), bool) if missing is None else ~missing
+    np.testing.assert_array_equal(rows[there, 0], 1000 * wanted[there])
+    return there.tolist()
+
+
+def keep(cache: RowCache, keys: list[int]) -> None:
+    wanted = np.array(keys, np.int64)
+    cache.keep(cache.begin_pull("a", wanted, 0, math.inf, HERE), 1000 * wanted[:, None])
+
+
+class ListedCache:
+    """The same in a few lines: keys in the order of their last use, the oldest one first."""
+
+    def __init__(self, room: int):
+        self.room, self.keys, self.due = room, list[int](), dict[int, int]()
+
+    def use(self, keys: list[int]) -> None:
+        for key in keys:
+            self.keys = [each for each in self.keys if each != key] + [key]
+
+    def keep(self, keys: list[int]) -> None:
+        spare = sum(key not in self.due for key in self.keys)
+        self.use(keys)
+        over = len(self.keys) - self.room
+        if over > 0:
+            order = sorted(self.keys, key=lambda key: (key in self.due, -self.due.get(key, 0), self.keys.index(key)))
+            self.keys = [key for key in self.keys if key not in order[: max(over, min(self.room // 8, spare))]]
+
+
+some = st.lists(st.sampled_from(KEYS), min_size=1, max_size=6)
+calls_of = st.lists(st.tuples(st.sampled_from(["keep", "keep", "read", "expect"]), some), max_size=40)
+
+
+def check(calls: list[tuple[str, list[int]]], room: int) -> None:
+    """Two trainers know what comes: one of them the keys of the even numbers. Each coming batch names one key."""
+    cache, listed = cache_of(room), ListedCache(room)
+    for call, keys in calls:
+        if call == "keep":
+            keep(cache, keys)
+            listed.keep(keys)
+        elif call == "read":
+            there = read(cache, keys)
+            assert there == [key in listed.keys for key in keys]
+            for key in keys:  # one by one, because the cache takes all of a call as used at once
+                if key in listed.keys:
+                    read(cache, [key])
+                    listed.use([key])
+        else:
+            listed.due = {key: at for at, key in reversed(list(enumerate(keys)))}
+            for trainer in (0, 1):
+                cache.expect(trainer, [(at, np.array([key])) for at, key in enumerate(keys) if key % 2 == trainer])
+        assert len(cache) == len(listed.keys) <= room
+    assert read(cache, list(KEYS)) == [key in listed.keys for key in KEYS]
+
+
+NAMED_ROWS_STAY = [("expect", [1, 2, 1, 3]), ("keep", [3, 2, 1]), ("keep", [7, 8, 9, 10]), ("keep", [4, 5])]
+
+
+@given(calls_of, st.integers(1, 20))
+@example(NAMED_ROWS_STAY, 3)
+@example(NAMED_ROWS_STAY, 2)
+def test_rows_go_in_the_order_of_the_list(calls, room):
+    check(calls, room)
+
+
+@given(st.lists(some, max_size=30), st.integers(1, 9), st.lists(some, min_size=1, max_size=3))
+def test_no_named_row_goes_while_another_stays(pulls, room, coming):
+    """Batches name several keys."""
+    cache, named, asked = cache_of(room), {key for keys in coming for key in keys}, set[int]()
+    cache.expect("a", [(at, np.array(keys)) for at, keys in enumerate(coming)])
+    for keys in pulls:
+        keep(cache, keys)
+        asked |= {*keys}
+    there = {key for key, is_there in zip(KEYS, read(cache, list(KEYS)), strict=True) if is_there}
+    assert there <= named or named & asked <= there
+
+
+def test_what_a_trainer_expects_goes_with_it():
+    cache = cache_of(2)
+    cache.expect("a", [(1, np.array([1, 2]))])
+    keep(cache, [1, 2])
+    keep(cache, [3])
+    assert read(cache, [1, 2, 3]) == [True, True, False]
+    cache.leave("a")
+    keep(cache, [3])
+    assert read(cache, [3]) == [True]
+
+
+WRONG = {
+    "the nearest batch goes first": ("_make_room", "max(initial=0) - due[named]", "max(initial=0) * 0 + due[named]"),
+    "the last batch that names a key counts": ("_due", "np.minimum(due[places], clock)", "clock"),
+    "rows that are named go as others": ("_make_room", "is_row & is_named", "is_row & False"),
+    "room is made of rows that are named": ("_make_room", "min(self.room // 8, spare)", "self.room // 8"),
+    "what one trainer expects replaces what another does": ("expect", "[trainer]", "[0]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_order_is_noticed(name):
+    def examples() -> None:
+        draw = np.random.default_rng(0)
+        for room in (2, 3, 9, 10):
+            for _ in range(60):
+                kinds = draw.choice(["keep", "keep", "read", "expect"], 30)
+                check([(kind, draw.integers(0, 12, draw.integers(1, 7)).tolist()) for kind in kinds], room)
+
+    assert_noticed(RowCache, *WRONG[name], examples)
