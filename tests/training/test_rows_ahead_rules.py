@@ -92,11 +92,11 @@ class Loop:
 
 
 def caches_know_the_coming_batches() -> None:
-    """A cache that is used is told which keys the batches after the present one name, and when; behind the loop none."""
+    """A cache that is used is told which keys the batches after the present one name, and when."""
     loop, told = Loop(ahead=2), []
     loop.client.session.cached = SimpleNamespace(
         is_used=True,
-        expect=lambda coming: told.append([(clock, table, keys.tolist()) for clock, table, keys in coming]),
+        expect=lambda coming: told.append([(at, table, keys.tolist()) for at, table, keys in coming]),
     )
     loop.run(4)
     assert told == [[(n, "w", [n]) for n in range(at + 1, min(at + 3, 4))] for at in range(4)]
@@ -265,7 +265,7 @@ WRONG = {
     "one too many": (RowsAhead, "_look_ahead", "<= self._ahead", "<= self._ahead + 1", so_many_are_ahead),
     "the present batch is counted": (RowsAhead, "_send", "enumerate(self._coming, 1)", "enumerate(self._coming, 2)",
                                      each_is_sent_for_its_own_clock),
-    "the next batch is the present one": (RowsAhead, "_foresee", "enumerate(self._coming, 1)", "enumerate(self._coming)",
+    "the next batch is the present one": (RowsAhead, "_foresee", "(self._coming, 1)", "(self._coming, 0)",
                                           caches_know_the_coming_batches),
     "sent again": (RowsAhead, "_send", "coming.pull is None and ", "", so_many_are_ahead),
     "the batch is sent for itself": (RowsAhead, "iterate", "self._coming.popleft()\n        self._send()",

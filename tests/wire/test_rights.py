@@ -33,6 +33,7 @@ RULES = (0, F.RULE_ADD, F.RULE_ASSIGN)
 PUSHES = {F.RANGE * a | rule | F.ANSWER * b for a in (0, 1) for rule in RULES for b in (0, 1)}
 PULLS |= {F.NARROW | flags for flags in PULLS if not flags & F.BORN}
 PULLS |= {F.LIST | flags for flags in PULLS if not flags & (F.BORN | F.RANGE)}
+PULLS |= {F.CHANGED}
 PACKED = {F.NARROW | flags for flags in PUSHES if not flags & (F.RULE_ADD | F.RULE_ASSIGN)}
 PACKED |= {F.LIST | flags for flags in PUSHES | PACKED if not flags & (F.RULE_ADD | F.RULE_ASSIGN | F.RANGE)}
 REPLAYS = {F.REPLAYED | flags for flags in PUSHES | PACKED}
@@ -87,8 +88,8 @@ def test_a_refusal_names_roles_and_flags() -> None:
 
     with pytest.raises(ProtocolError, match=r"kind 19 from a client: it is taken from a server only"):
         handlers[F.REPLICATE](Peer, Header(F.REPLICATE), memoryview(b""))
-    with pytest.raises(ProtocolError, match=r"kind 16 has flags 128: from a client .* flags 0, 1, 8, 9, 16, 17, 32, "):
-        handlers[F.PULL](Peer, Header(F.PULL, F.REPLAYED), memoryview(b""))
+    with pytest.raises(ProtocolError, match=r"kind 16 has flags 129: from a client .* flags 0, 1, 8, 9, 16, 17, 32, "):
+        handlers[F.PULL](Peer, Header(F.PULL, F.CHANGED | F.RANGE), memoryview(b""))
 
 
 # ---- live -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """CachedTables: a trainer's pulls and pushes of tables with ``cache=``, past the rows that its process keeps.
 
 `row_cache.py` says which rows those are. Trainers of one run that are in one process share them (`CacheShelf`). A pull
-asks the servers for the rows that are missing, and puts both together. A push tells the cache what it changes, before
+asks the servers for the rows that are missing, and for those that have changed among the ones that are here and too old
+(`refreshed_rows.py`), and puts all of them together. A push tells the cache what it changes, before
 it is sent. All of this but the end of a pull happens under the session's lock.
 """
 
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dps.engine.client.inputs import as_keys, flat_keys, flat_rows, split_sparse
-from dps.engine.client.requests import Prepared, TableRoute, TableTerms, prepared_pull, room_for
+from dps.engine.client.refreshed_rows import RefreshedRows
+from dps.engine.client.requests import Prepared, TableRoute, TableTerms, room_for
 from dps.engine.client.row_cache import OpenChange, PushOutcome, RowCache, Step, in_doubt
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.client.verbs import Keys
@@ -61,9 +63,10 @@ class CachedTables:
         return route.spec.cache.nbytes > 0 and keys is not None and not isinstance(keys, slice)
 
     def pull(
-        self, route: TableRoute, terms: TableTerms, keys: Keys, out: object, ahead: int = 0
-    ) -> Prepared | Pending[object]:
-        """A pull, for use so many clocks from now: what is left to ask for, or the result where nothing is."""
+        self, route: TableRoute, terms: TableTerms, keys: Keys, out: object, keep: bool = False, ahead: int = 0
+    ) -> Pending[object]:
+        """A pull on its way, for use so many clocks `ahead`. With `keep`, the caller may change the keys before the
+        answer is here."""
         session, spec = self._session, route.spec
         sparse = split_sparse(spec.name, spec, keys)
         named, shape = as_keys(keys if sparse is None else sparse[0], spec.name)
@@ -72,7 +75,8 @@ class CachedTables:
         clock, bound = session.own.clock, self._standing.bound_of(spec)
         cache = self._cache(spec)
         history = cache.enter(spec, session.epoch)
-        missing = cache.read(named, clock + ahead - bound, now, history, rows)
+        aged = np.zeros(len(named), np.bool_) if route.compares else None
+        missing = cache.read(named, clock + ahead - bound, now, history, rows, aged)
         if missing is None:
             return Pending((), lambda: answer)
         wanted = named[missing]
@@ -83,15 +87,15 @@ class CachedTables:
         until = now + spec.cache.seconds(bounded=math.isfinite(bound))
         opened = cache.begin_pull(self, wanted, level, until, history)
         # Into an array of its own, because the caller may change `out` before the rows are kept.
-        made = prepared_pull(route, terms, session.acting, wanted, None)
+        fresh = RefreshedRows(route, rows[missing], None if aged is None else aged[missing])
+        (sent,) = session.send([fresh.prepared(terms, session.acting, wanted)], keep)
 
         def finish() -> np.ndarray:
-            fresh = made.finish().reshape(-1, spec.dim)
-            rows[missing] = fresh
-            cache.keep(opened, fresh)
+            values = rows[missing] = fresh.values(sent.requests)
+            cache.keep(opened, values)
             return answer
 
-        return made._replace(finish=finish)
+        return Pending((sent,), finish)
 
     @property
     def is_used(self) -> bool:

@@ -482,7 +482,7 @@ class Client(Verbs):
                 elif (
                     session.cached is not None and not certified and column is None and session.cached.has(route, named)
                 ):
-                    asked.append(session.cached.pull(route, terms, named, place, ahead))
+                    asked.append(session.cached.pull(route, terms, named, place, keep, ahead))
                 else:
                     asked.append(
                         of_column(prepared_pull(route, terms, session.acting, named, place, certified), column)

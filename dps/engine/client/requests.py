@@ -38,10 +38,11 @@ from dps.engine.wire.sockets import is_own_address
 from dps.errors import DataLostError, InputError
 
 __all__ = ["Prepared", "Run", "TableRoute", "TableTerms", "outs_of", "prepared_born", "prepared_deletion"]
-__all__ += ["chosen_copy", "lost_rows", "prepared_pull", "prepared_push", "route_of", "same_rows", "terms_of"]
+__all__ += ["chosen_copy", "lost_rows", "prepared_pull", "prepared_push", "refuse", "route_of", "same_rows", "terms_of"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
+LEAST_COMPARED_BYTES = 17  # of a row, where those that have changed are asked for by fingerprints of 8 bytes
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 # The largest requests into which a call is cut: a server works for some milliseconds on one, and serves no other then.
 MOST_BYTES, MOST_PULLED_KEYS, MOST_PUSHED_KEYS, MOST_DELETED_KEYS = 1 << 24, 1 << 17, 1 << 15, 1 << 14
@@ -89,6 +90,12 @@ class TableRoute:
         self.runs = self.read_runs = runs_of(owners)
         self.form = self.read_form = self._form(self.runs, spec.dim, servers)
         self.wide_form = self._form(self.runs, spec.dim + 1, None)  # rows with a column more: BORN
+        shards = [(first, end) for _, first, end in self.runs]
+        # Of the fingerprints of rows: CHANGED. They are compared with rows that travel as they are.
+        self.print_form = Form(spec.id, np.dtype(np.int64).num, 1, spec.shard_map, False, shards)
+        travels = self._codecs(self.runs, servers or {}) if spec.cache.nbytes and spec.wire.asks else []
+        compared = spec.cache.nbytes > 0 and spec.dim * spec.itemsize >= LEAST_COMPARED_BYTES
+        self.compares = compared and not any(pulled for pulled, _, _ in travels)
         copies = [chosen_copy(chain, reader) if chain else -1 for chain in chains]
         self.reads_copies = bool(copies) and copies != owners  # else primaries answer all pulls
         if self.reads_copies:
@@ -126,9 +133,11 @@ class TableRoute:
         for form, runs in ((self.form, self.runs), (self.read_form, self.read_runs)):
             form.travel(self._codecs(runs, wire))
 
-    def form_of(self, dim: int) -> Form:
-        """The form of rows with so many columns."""
-        return self.form if dim == self.spec.dim else self.wide_form
+    def form_of(self, part: Part) -> Form:
+        """The form of the rows of a part of a call to this table, or to one whose place it has taken."""
+        if part.is_changed:
+            return self.print_form
+        return self.form if part.dim == self.spec.dim else self.wide_form
 
     def has_moved(self, server: int, owners: list[int]) -> bool:
         """Whether a shard that the server had by this route is not its own any more."""
@@ -182,6 +191,10 @@ class TableTerms:
         self.of_primaries = self.of_copies = self
         wide = route.wide_form, epoch, min(chunk, MOST_BYTES)
         self.born = Terms(*wide, frames.PULL, frames.BORN, False, True, False, MOST_PULLED_KEYS)
+        # A chunk has as many keys as it would have of rows, because all of them may have changed.
+        fits = max(1, min(chunk, MOST_BYTES) // (8 + spec.dim * spec.itemsize))
+        asked = route.print_form, epoch, MOST_BYTES, frames.PULL, frames.CHANGED
+        self.changed = Terms(*asked, False, False, False, min(fits, MOST_PULLED_KEYS))
         self.deletion = Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED_KEYS)
 
         def change(flags: int, answered: bool, merges: bool) -> Terms:

@@ -417,7 +417,7 @@ class ClientSession:
                 if others and others[0] is not part:  # because the first part of the op carries all of them
                     continue
                 self._used[route.spec.id] = route.spec  # it may have an heir in its turn
-                form = route.form_of(part.dim)
+                form = route.form_of(part)
                 again = part.whole(form) if route.merges(part) else part.again(form, others)
                 fresh = [self.dispatch(route, each) for each in again]
                 requests += fresh

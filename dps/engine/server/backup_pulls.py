@@ -26,7 +26,7 @@ from dps.engine.server.replicas import Replica, ReplicaPart
 from dps.engine.server.tables import ServerTable, TableRequest
 from dps.engine.telemetry.server_meter import ServerMeter, TableMeter
 from dps.engine.wire import frames
-from dps.engine.wire.frames import BORN, Header
+from dps.engine.wire.frames import BORN, CHANGED, Header
 from dps.engine.wire.headers import Versions
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 from dps.engine.wire.rights import Handler
@@ -176,7 +176,7 @@ class BackupPulls:
 
         def handle(connection: RoleConnection, header: Header, body: memoryview) -> None:
             table = self._table_of(header)
-            if table.reads_copies and not header.flags & BORN and self._is_backup(table, header):
+            if table.reads_copies and not header.flags & (BORN | CHANGED) and self._is_backup(table, header):
                 self._take(table, connection, header, body)
             else:
                 handler(connection, header, body)

@@ -28,6 +28,7 @@ from dps.engine.core.requests.service import Service
 from dps.engine.core.shards.rows import all_finite
 from dps.engine.server.backup_pulls import BackupPulls
 from dps.engine.server.beside_thread import Carrier
+from dps.engine.server.changed_pulls import ChangedPulls
 from dps.engine.server.changes import Changes
 from dps.engine.server.closings import Closings, Settled
 from dps.engine.server.dumps import Dumps
@@ -143,7 +144,8 @@ class ServerRole:
         asked = self._table, lambda: self.relay.addresses, self.holds_lease, self._refuse, self.meters, self.service
         self.backup_pulls = BackupPulls(endpoint, peers, secret, number, *asked)
         timed = self.meters.timed
-        pull = self._when_free(self._closed(timed(self._pull)))
+        changed = ChangedPulls(self.leased, self.close_before, self.meters, self.service)
+        pull = self._when_free(self._closed(changed.first(timed(self._pull))))
         handlers: dict[int, Handler] = {
             frames.PULL: unpacking(self._table, self.backup_pulls.first(pull)),
             frames.PUSH: unpacking(self._table, self._when_free(self._closed(self._beside(timed(self._push))))),
@@ -429,10 +431,7 @@ class ServerRole:
         if table.spec.aggregate is not None:
             for part in request.parts:
                 self.close_before(part.replica, header.clock)
-        if header.flags & BORN:
-            table.answer_born(connection, header, request.parts)
-        else:
-            table.answer(connection, header, request.parts)
+        (table.answer_born if header.flags & BORN else table.answer)(connection, header, request.parts)
         return table.meter, request.parts
 
     def _push(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:

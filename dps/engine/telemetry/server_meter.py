@@ -180,6 +180,15 @@ class ServerMeter(ServerCounters):
         if seconds > self.lag:
             self.lag = seconds
 
+    def compared(self, meter: TableMeter, parts: Iterable[Any], header: Header, back: int, began: float) -> None:
+        """Count a pull of rows that have changed, whose answer has so many bytes."""
+        seconds, named = self.clock() - began, 8 * (header.shards + 2 * header.count)
+        meter.pulls.count(header.count, header.body + back, seconds, named, back)
+        for replica, keys, start, a, b in parts:
+            meter.count_keys(replica.number, keys, start, b - a)
+        if seconds > self.lag:
+            self.lag = seconds
+
     def timer_fired(self, interval: float) -> None:
         """The loop's timer has fired, and is due again in `interval` seconds: measures how late the loop is."""
         now = self.clock()

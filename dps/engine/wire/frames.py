@@ -23,6 +23,9 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
 ...      or BORN                                      answer: [count, dim + 1]; the last: the row is there
+...      or CHANGED, and the sender has the rows      counts and keys, then fingerprints int64[count] of the
+                                                      rows; answer: see `wire/changed_rows.py`, with only
+                                                      those rows that have other fingerprints
 ...      flags of a PULL or PUSH has LIST: start is   nothing in place of counts and keys; or with ~start
          the number of a list of keys                 these, which are kept (`core/requests/key_lists.pyx`)
 ...      flags of a PULL or PUSH has NARROW           the values (of a PULL those of the answer) travel as the
@@ -155,6 +158,8 @@ RULE_DELETE = RULE_ADD | RULE_ASSIGN
 MORE = CERTIFICATE
 # Flag of PULL.
 BORN = ANSWER
+# Flag of PULL: only rows are wanted that differ from those of the sender, whose fingerprints it names.
+CHANGED = REPLAYED
 # Flags of PULL and PUSH: values travel as the table's `wire` says; the keys are a list of the connection.
 NARROW = CONTROL
 LIST = RULE_ROWS

@@ -17,6 +17,7 @@ from dps.engine.wire.frames import (
     ANSWER,
     BORN,
     CERTIFICATE,
+    CHANGED,
     CONTROL,
     LIST,
     MORE,
@@ -63,7 +64,8 @@ def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
 
 
 NO_FLAGS = frozenset({0})
-PULLS = _combinations((0, RANGE), (0, BORN)) | _combinations((0, RANGE, LIST), (0, CERTIFICATE), (0, NARROW))
+PULLS = _combinations((0, RANGE, LIST), (0, CERTIFICATE), (0, NARROW)) | _combinations((0, RANGE), (0, BORN))
+PULLS |= {CHANGED}
 PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {RULE_DELETE, RULE_DELETE | RANGE}
 PACKED = _combinations((0, REPLAYED), (NARROW, LIST, NARROW | LIST, NARROW | RANGE), (0, ANSWER))
 REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))

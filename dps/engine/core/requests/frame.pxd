@@ -32,6 +32,7 @@ cdef enum:  # the beginning of a header, its bytes, kinds of frames and their fl
     CERTIFICATE = 16
     CONTROL = 32
     NARROW = 32  # a flag of PULL and PUSH only: values travel as the table's `wire` says
+    CHANGED = 128  # a flag of PULL only: rows are wanted that have other fingerprints than those named
     LIST = 64  # a flag of PULL and PUSH only: the keys are a list that both ends keep
 
 

@@ -142,6 +142,22 @@ cdef class Part:
         return self.call.stamp.trainer, self.call.stamp.clock, self.call.stamp.number + self.leg.chunk
 
     @property
+    def is_changed(self) -> bool:
+        """Whether it pulls only rows that have other fingerprints than those that it carries."""
+        return not self.call.terms.pushes and self.call.terms.carries
+
+    @property
+    def places(self):
+        """For each of its keys, which one of the call's keys it is."""
+        cdef cnp.npy_intp count = self.leg.b - self.leg.a
+        cdef cnp.ndarray places = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
+        cdef int64_t *place = <int64_t *> cnp.PyArray_DATA(places)
+        cdef int64_t n
+        for n in range(count):
+            place[n] = self.leg.a + n if self.call.order == NULL else self.call.order[self.leg.a + n]
+        return places
+
+    @property
     def span(self) -> tuple:
         """First row and end, where a range is named."""
         return self.call.start + self.leg.a, self.call.start + self.leg.b

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from dps.engine.core.requests.form cimport Form
-from dps.engine.core.requests.frame cimport RULE_DELETE
+from dps.engine.core.requests.frame cimport CHANGED, RULE_DELETE
 
 cdef enum:
     LARGEST = 0x7FFFFFFF  # number of keys
@@ -22,7 +22,8 @@ cdef class Terms:
     kind, flags : int
         Of the frames.
     pushes : bool
-        Rows are changed. Their values are sent, unless they are deleted.
+        Rows are changed. Their values are sent, unless they are deleted. A pull sends something with each key if its
+        flags say CHANGED.
     answered : bool
         Rows come back.
     merges : bool
@@ -50,5 +51,5 @@ cdef class Terms:
         self.form, self.epoch, self.most, self.kind, self.flags = form, epoch, most, kind, flags
         self.keys = max(1, keys)
         self.pushes, self.answered, self.merges = pushes, answered, merges
-        self.carries = pushes and flags & RULE_DELETE != RULE_DELETE
+        self.carries = flags & RULE_DELETE != RULE_DELETE if pushes else flags & CHANGED
         self.narrow = narrow

@@ -1,0 +1,3 @@
+import numpy as np
+
+def fingerprints(rows: np.ndarray, salt: int) -> np.ndarray: ...
