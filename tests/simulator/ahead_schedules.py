@@ -14,7 +14,7 @@ import random
 from typing import Any
 
 import numpy as np
-from fault_schedules import FaultSchedule, check_schedule
+from fault_schedules import FaultSchedule, check_schedule, comparing
 from losses import Losses
 
 from dps import Cache
@@ -250,4 +250,5 @@ def check_ahead(seed: int) -> str:
 
 def check_cached(seed: int) -> str:
     """Run one schedule with tables of which trainers keep rows: see :func:`check_schedule`."""
-    return check_schedule(seed, count_cached_rows, draw_slow_links)
+    with comparing(seed):
+        return check_schedule(seed, count_cached_rows, draw_slow_links)

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
@@ -21,6 +22,7 @@ from expected_deletions import DeletingTable
 from losses import Losses
 
 import dps
+from dps.engine.client import requests
 from dps.engine.core.grouping import mix
 from dps.engine.state.partitioning import (
     BlockPartition,
@@ -36,6 +38,7 @@ __all__ = [
     "FaultSchedule",
     "check_functions",
     "check_places",
+    "comparing",
     "check_schedule",
     "count_ops",
     "half_cuts",
@@ -229,6 +232,13 @@ def count_calls(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> Non
 def check_functions(seed: int) -> str:
     """Run one schedule with calls of functions: see :func:`check_schedule`."""
     return check_schedule(seed, count_calls)
+
+
+def comparing(seed: int) -> contextlib.AbstractContextManager[object]:
+    """Within the block, kept rows that are too old are compared with those of the servers in three of four schedules,
+    however short they are."""
+    least = random.Random(f"compared {seed}").choice((0, 0, 0, math.inf))
+    return mock.patch.object(requests, "LEAST_COMPARED_BYTES", least)
 
 
 def check_schedule(

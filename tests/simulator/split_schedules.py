@@ -11,7 +11,7 @@ import functools
 import random
 from collections.abc import Sequence
 
-from fault_schedules import FaultSchedule, check_schedule, count_ops
+from fault_schedules import FaultSchedule, check_schedule, comparing, count_ops
 
 __all__ = ["at", "chains", "check_copies", "check_kept", "check_lists", "check_merges", "check_splits", "draw_splits"]
 
@@ -85,7 +85,8 @@ def check_lists(seed: int) -> str:
 def check_kept(seed: int) -> str:
     """Run one schedule with tables of which trainers keep rows; its digest."""
     draw = functools.partial(draw_splits, kinds=("merges", "splits")) if seed % 4 == 2 else FaultSchedule.draw
-    return check_schedule(seed, KEPT[seed % 4], draw)
+    with comparing(seed):
+        return check_schedule(seed, KEPT[seed % 4], draw)
 
 
 def check_copies(seed: int) -> str:

@@ -7,7 +7,10 @@ from split_schedules import check_kept
 from verdicts import assert_caught, problems
 
 from dps.engine.client.cached_tables import CachedTables
+from dps.engine.client.refreshed_rows import RefreshedRows
 from dps.engine.client.row_cache import RowCache
+from dps.engine.server import changed_pulls
+from dps.engine.server.changed_pulls import ChangedPulls
 
 SCHEDULES = 160
 
@@ -24,6 +27,16 @@ WRONG = {
     ],
     "functions change no rows": [(CachedTables, "changing_all", "cache.change(self, None)", "None")],
     "clears forget nothing": [(RowCache, "_clear", "self._index = KeyIndex(self._index.salt)", "pass")],
+    "what others have changed counts as unchanged": [
+        (changed_pulls, "changed_since", "!= prints[a:b]", "!= fingerprints(rows, spec.salt)")
+    ],
+    "rows that have changed go to other keys": [
+        (RefreshedRows, "values", "own = places[part.places]", "own = places[np.sort(part.places)]")
+    ],
+    "rows that have changed stay as they were": [(RefreshedRows, "values", "= fresh", "= rows[own[changed]]")],
+    "rows are compared before the sums of earlier clocks are closed": [
+        (ChangedPulls, "_answer", "self._close_before(part.replica, header.clock)", "pass")
+    ],
 }
 
 
