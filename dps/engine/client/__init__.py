@@ -16,6 +16,7 @@ plain       the plain way of a call whose caller waits: one compiled step
 cached_tables  pulls and pushes past the rows that a trainer's process keeps
 row_cache   the rules of these rows: which of them a trainer may use
 wire_choice  the rules by which a trainer chooses how rows travel between machines
+refreshed_rows  which of them have changed: the pull that asks, and what its answers say
 requests    a table by its route; calls prepared, and what is wrong with them
 route_changes  what servers have lost by a new route; and whether the controller is to be asked for it
 functions   calls of functions on the servers: prepared on all, then committed

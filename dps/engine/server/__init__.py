@@ -11,6 +11,7 @@ replication        passes ops on along a shard's chain, and knows which ones the
 dumps              takes the pieces of a shard that the server is to hold
 memory             the budget of the server: what is refused, and what has to go
 backup_pulls       pulls that a backup answers, when it has the version that the primary tells
+changed_pulls      pulls of rows that a trainer has: those that differ are sent
 gone               tells readers which keys went, when all copies know
 functions          runs functions of users on the rows of shards, which are held meanwhile
 function_work      a function on the shards of one call, wherever it runs

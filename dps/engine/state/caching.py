@@ -30,16 +30,18 @@ class Cache(Recipe):
     """How many bytes of a table's rows the trainers of a process keep, so that they need not pull these rows again.
 
     The promise of the run holds for rows from the cache, too: a pull at clock c sees every push that any trainer made
-    before its clock c minus the staleness, and all of the trainer's own pushes. So at staleness 0 a row is pulled once
-    in each clock, and at staleness s about once in s + 1 clocks. It is for links between machines, and for tables
-    without an optimizer or with ``dps.SGD``, whose pushes a trainer can add to the rows that it keeps. Any other
-    optimizer has a state on the servers. A trainer that pushes to a row of such a table pulls it again.
+    before its clock c minus the staleness, and all of the trainer's own pushes. So at staleness 0 a trainer asks for a
+    row once in each clock, and at staleness s about once in s + 1 clocks. Of rows of more than 16 bytes that are there,
+    the servers send those that have changed. A cache is for links between machines, and for tables without an optimizer
+    or with ``dps.SGD``, whose pushes a trainer can add to the rows that it keeps. Any other optimizer has a state on
+    the servers. A trainer that pushes to a row of such a table pulls it again.
 
     Parameters
     ----------
     nbytes : int or str
         Bytes in each process that has trainers, ``"64 MiB"``, say: the rows and about 45 bytes for each of them. Where
-        they are full, the rows go that were not used for longest. 0: no row is kept.
+        they are full, the rows go that were not used for longest; those that the coming batches of a loop with
+        ``pull=`` and ``ahead=`` name go last. 0: no row is kept.
     age : float or str, optional
         Seconds, or a text such as ``"500 ms"``, after which a row is pulled again, whatever the staleness. By default
         the staleness alone decides; in a run without a bound, a second. What clients without a clock change, a
