@@ -116,7 +116,7 @@ def test_what_a_trainer_expects_goes_with_it():
 
 
 WRONG = {
-    "the nearest batch goes first": ("_make_room", "max(initial=0) - due[named]", "max(initial=0) * 0 + due[named]"),
+    "the nearest batch goes first": ("_make_room", "np.max(due[named], initial=0) - due[named]", "due[named]"),
     "the last batch that names a key counts": ("_due", "np.minimum(due[places], clock)", "clock"),
     "rows that are named go as others": ("_make_room", "is_row & is_named", "is_row & False"),
     "room is made of rows that are named": ("_make_room", "min(self.room // 8, spare)", "self.room // 8"),

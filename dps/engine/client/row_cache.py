@@ -363,10 +363,10 @@ class RowCache:
         due = np.concatenate([self._due(self._index), self._due(new)])
         scores = np.concatenate([used, used_new])
         is_row, is_named = scores != NEVER_USED, due != NOT_DUE
-        spare = np.count_nonzero(is_row[:end] & ~is_named[:end])
+        spare = int(np.count_nonzero(is_row[:end] & ~is_named[:end]))
         # Behind all that are not named, and before the places without a row.
         named = is_row & is_named
-        scores[named] = self._uses + 1 + len(keys) + (due[named].max(initial=0) - due[named])
+        scores[named] = self._uses + 1 + len(keys) + (np.max(due[named], initial=0) - due[named])
         count = max(over, min(self.room // 8, spare))
         gone = np.argpartition(scores, count - 1)[:count]
         gone = np.concatenate([keys_of(self._index.tables, end), keys_of(new.tables, new.end)])[gone]
