@@ -29,8 +29,8 @@ that was restored, split or merged has another number, and when a server has die
 rows go, and rows that were pulled before are not kept. The pushes on their way stay known, because they are sent again.
 A trainer that knows of the old table only gets no rows from here.
 
-**Rows that are too old, and yet are here.** A row may be too old only because nobody has asked the servers whether it
-has changed. :meth:`RowCache.read` hands such rows out as well, marked as *aged*: `compared_rows.py` asks the servers
+**Rows that are too old, and yet are here.** A row may be too old only because no trainer has asked whether it has
+changed. :meth:`RowCache.read` hands such rows out as well, marked as *aged*: `refreshed_rows.py` asks the servers
 which of them differ. Each counts as a row that was pulled when the servers were asked, whether its numbers came from
 there or from here. So rules 1 to 3 hold for it as for any pull: where a push has changed it since it was handed out, it
 is not kept, and the row that is here stays with its old level.

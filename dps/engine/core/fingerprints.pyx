@@ -16,6 +16,8 @@ from libc.string cimport memcpy
 
 cimport numpy as cnp
 
+import numpy as np
+
 from dps.engine.core.arrays cimport memory
 from dps.engine.core.mixing cimport dps_mix
 
@@ -27,7 +29,7 @@ cdef enum:
 cdef uint64_t STEP = 0x9E3779B97F4A7C15  # of the numbers that are mixed, as in splitmix64
 
 
-def fingerprints(cnp.ndarray rows not None, uint64_t salt) -> cnp.ndarray:
+def fingerprints(cnp.ndarray rows not None, uint64_t salt) -> np.ndarray:
     """The fingerprint of each row of an array of two dimensions, as int64."""
     cdef cnp.npy_intp count
     cdef int64_t nbytes, words, n
