@@ -93,7 +93,7 @@ class TableRoute:
         shards = [(first, end) for _, first, end in self.runs]
         # Of the fingerprints of rows: CHANGED. They are compared with rows that travel as they are.
         self.print_form = Form(spec.id, np.dtype(np.int64).num, 1, spec.shard_map, False, shards)
-        travels = self._codecs(self.runs, servers or {}) if spec.cache.nbytes and spec.wire.asks else []
+        travels = self._codecs(self.runs, spec.wire) if spec.cache.nbytes and spec.wire.asks else []
         compared = spec.cache.nbytes > 0 and spec.dim * spec.itemsize >= LEAST_COMPARED_BYTES
         self.compares = compared and not any(pulled for pulled, _, _ in travels)
         copies = [chosen_copy(chain, reader) if chain else -1 for chain in chains]
