@@ -661,7 +661,7 @@ def test_no_report_is_overtaken(ps, monkeypatch):
 
     def note(self, trainer, report, *rest):
         NOTES.append(report() if callable(report) else report)
-        reported(self, trainer, report, *rest)
+        return reported(self, trainer, report, *rest)
 
     monkeypatch.setattr(Run, "reported", note)
     ps.run(tells, rows(1), trainers=1, staleness=math.inf, reassign=True)
