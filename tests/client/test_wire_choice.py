@@ -140,7 +140,7 @@ def test_links_of_a_kind(check):
         ),
         (wire_choice, "cost", "max(turn.seconds, 1e-9)", "turn.nbytes"),
         (WireChoice, "ended", "if self._rounds >= LEAST_ROUNDS and self._is_decided():", "if True:"),
-        (WireChoice, "is_due", "changed = self._changes >= CHANGED_TURNS", "changed = False"),
+        (WireChoice, "is_due", "changed = self._changes >= SHIFTED_TURNS", "changed = False"),
         (WireChoice, "is_due", "and self._spent + self._expected <= allowed", ""),
     ],
     ids=["one way after the other", "by bytes", "by the first turns", "no look at changes", "trials without a bound"],

@@ -2,8 +2,8 @@
 
 `row_cache.py` says which rows those are. Trainers of one run that are in one process share them (`CacheShelf`). A pull
 asks the servers for the rows that are missing, and for those that have changed among the ones that are here and too old
-(`refreshed_rows.py`), and puts all of them together. A push tells the cache what it changes, before
-it is sent. All of this but the end of a pull happens under the session's lock.
+(`refreshed_rows.py`), and puts all of them together. A push tells the cache what it changes, before it is sent. All of
+this but the end of a pull happens under the session's lock.
 """
 
 from __future__ import annotations

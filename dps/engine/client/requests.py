@@ -42,7 +42,7 @@ __all__ += ["chosen_copy", "lost_rows", "prepared_pull", "prepared_push", "refus
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
-LEAST_COMPARED_BYTES = 17  # of a row, where those that have changed are asked for by fingerprints of 8 bytes
+LEAST_COMPARED_BYTES = 17  # Shorter rows are not compared, because a fingerprint of 8 bytes costs what it saves.
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 # The largest requests into which a call is cut: a server works for some milliseconds on one, and serves no other then.
 MOST_BYTES, MOST_PULLED_KEYS, MOST_PUSHED_KEYS, MOST_DELETED_KEYS = 1 << 24, 1 << 17, 1 << 15, 1 << 14
@@ -91,7 +91,7 @@ class TableRoute:
         self.form = self.read_form = self._form(self.runs, spec.dim, servers)
         self.wide_form = self._form(self.runs, spec.dim + 1, None)  # rows with a column more: BORN
         shards = [(first, end) for _, first, end in self.runs]
-        # Of the fingerprints of rows: CHANGED. They are compared with rows that travel as they are.
+        # The form of fingerprints (frames.CHANGED). Narrow rows have none, because a server compares exact bits.
         self.print_form = Form(spec.id, np.dtype(np.int64).num, 1, spec.shard_map, False, shards)
         travels = self._codecs(self.runs, spec.wire) if spec.cache.nbytes and spec.wire.asks else []
         compared = spec.cache.nbytes > 0 and spec.dim * spec.itemsize >= LEAST_COMPARED_BYTES
@@ -101,7 +101,7 @@ class TableRoute:
         if self.reads_copies:
             self.read_runs = runs_of(copies)
             self.read_form = self._form(self.read_runs, spec.dim, servers)
-        # Whether lists of keys have numbers on some link, perhaps.
+        # Whether lists of keys may have numbers on some link; a trainer may choose to send none.
         self.has_lists = spec.wire.lists and any(lists for *_, lists in self._codecs(self.runs, spec.wire))
         self.terms: TableTerms | None = None  # once a call was made
         self._ways: tuple[Wire, ...] = ()  # once one of them was chosen

@@ -20,26 +20,26 @@ from dps.engine.telemetry.trainer_meter import TrainerMeter
 
 __all__ = ["SHARE", "TableTrial", "WireChoice", "WireTrials", "WireTurn"]
 
-TURN_CALLS, WARM_CALLS = 4, 2  # of a turn, at least: those that count, and before them those that do not
-EARLY_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 2, 4, 60  # of a trial: until the slowest ways are left out, at least, at most
-FAR = 3.0  # times as long as the fastest way, in each of the early rounds
-TRIMMED = 0.1  # of the rounds, that are left out at either end: a turn may meet a pause of the system
-SURE = 3.0  # standard errors by which a way has to be slower to be left out
-DOUBT = 0.1  # added to the standard deviation, over the rounds: a few turns may agree by chance
-SAME = 0.01  # of the time: ways that differ by less are as fast as each other
-SHARE = 0.01  # of all time, that later trials may cost
-REST_TURNS, REST_CALLS = 500, 16  # between two trials, unless the link has changed; calls of such a turn
-CHANGED, CHANGED_TURNS = (
-    1.5,
-    8,
-)  # a turn takes so many times as long as before, or less; so many turns one after another
-RESERVE = 4  # trials that changes of the link may cost beyond the share
-OTHER_CALLS = 64  # times as many calls to all tables as to this one, in a turn that counts, at most
-IDLE_CALLS = 256  # to other tables, after which a trial of a table that is not called ends
+TURN_CALLS = 4  # A turn has at least so many calls that count.
+WARM_CALLS = 2  # So many calls before these do not count, because they wait for what the turn before has sent.
+EARLY_ROUNDS = 2  # After so many rounds of a trial the slowest ways are left out, because their turns cost most.
+LEAST_ROUNDS, MOST_ROUNDS = 4, 60  # A trial has at least and at most so many rounds.
+FAR = 3.0  # A way is left out early if it takes so many times as long as the fastest way in each round.
+TRIMMED = 0.1  # This share of rounds is left out at either end, because the system may pause a process in a turn.
+SURE = 3.0  # A way is left out later if it is slower by so many standard errors.
+DOUBT = 0.1  # This over the rounds is added to the standard deviation, because a few turns may agree by chance.
+SAME = 0.01  # Ways count as equally fast if their times differ by less than this share.
+SHARE = 0.01  # Later trials may cost this share of all time.
+REST_TURNS, REST_CALLS = 500, 16  # A table rests for so many turns of so many calls between two trials.
+SHIFT = 1.5  # A turn tells of another link if a row takes so many times as long as before, or so much less.
+SHIFTED_TURNS = 8  # So many such turns, one after another, end the rest, because one alone may be a pause.
+RESERVE = 4  # So many trials may go beyond the share where the link has changed.
+OTHER_CALLS = 64  # A turn counts if calls to all tables are at most so many times those to this one.
+IDLE_CALLS = 256  # After so many calls to other tables a trial ends, because its table may not be called again.
 
 
 class WireTurn(NamedTuple):
-    """What calls have taken: seconds, rows that were pulled or pushed, bytes, calls."""
+    """What some calls of a trainer have taken: seconds, rows that they pulled or pushed, bytes, their number."""
 
     seconds: float
     rows: int
@@ -47,7 +47,7 @@ class WireTurn(NamedTuple):
     calls: int
 
     def since(self, before: WireTurn) -> WireTurn:
-        """What calls have taken between two marks."""
+        """What the calls between an earlier mark and this one have taken."""
         seconds, rows = self.seconds - before.seconds, self.rows - before.rows
         return WireTurn(seconds, rows, self.nbytes - before.nbytes, self.calls - before.calls)
 
@@ -65,7 +65,7 @@ class WireChoice:
     current : int
         The way that the next turn takes.
     chosen : int or None
-        What the last trial has found.
+        The way that the last trial has found to be the fastest; None before the first one has ended.
     trying : bool
         A trial goes on.
 
@@ -95,7 +95,7 @@ class WireChoice:
         """Whether a trial is to begin."""
         if self.trying or self.chosen is None:
             return not self.trying
-        changed = self._changes >= CHANGED_TURNS
+        changed = self._changes >= SHIFTED_TURNS
         allowed = SHARE * self._worked + (RESERVE * self._expected if changed else 0.0)
         return (changed or self._rested >= REST_TURNS) and self._spent + self._expected <= allowed
 
@@ -113,7 +113,7 @@ class WireChoice:
         each = max(turn.seconds, 1e-9) / turn.rows
         if not self.trying:
             self._rested += 1
-            changed = self._usual > 0 and not 1 / CHANGED < each / self._usual < CHANGED
+            changed = self._usual > 0 and not 1 / SHIFT < each / self._usual < SHIFT
             self._changes = self._changes + 1 if changed else 0.0
             return
         self.turns[self.current].append(turn)
