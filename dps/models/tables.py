@@ -17,7 +17,7 @@ from dps.errors import DPSError, InputError
 from dps.models.types import ClusterLike
 from dps.models.where import Address
 
-__all__ = ["WIRE", "ModelTables", "WireLike", "drop", "wire_of_rows"]
+__all__ = ["WIRE", "ModelTables", "WireLike", "drop", "wire_of_counts", "wire_of_rows"]
 
 WireLike: TypeAlias = "dps.Wire | str | None"
 DEFAULT_WIRE = "lists"  # because it loses nothing
@@ -39,7 +39,7 @@ WIRE = WireRule()
 def wire_of_rows(wire: WireLike, dim: int) -> dps.Wire | str:
     """The wire of a model's table with rows of `dim` float32, given the model's setting `wire`.
 
-    Tables of other dtypes, and those of one row, get none: their rows travel as they are.
+    Tables of one row get none: it travels as it is.
 
     Examples
     --------
@@ -64,6 +64,29 @@ def wire_of_rows(wire: WireLike, dim: int) -> dps.Wire | str:
             f"int8 saves nothing: set wire=dps.{other!r}"
         ) from None
     return wire
+
+
+def wire_of_counts(wire: WireLike) -> dps.Wire | str:
+    """The wire of a model's table of whole numbers, which travel as they are: lists of keys, or nothing.
+
+    Examples
+    --------
+    >>> wire_of_counts(None)
+    'lists'
+
+    Raises
+    ------
+    InputError
+        Numbers are to travel narrow, or in part.
+    """
+    if wire is None or wire == "lists":
+        return DEFAULT_WIRE
+    if isinstance(wire, dps.Wire) and wire == dps.Wire(local=wire.local, lists=wire.lists):
+        return wire
+    raise InputError(
+        f"wire={wire!r} is for rows of fractions, and this model counts in whole numbers, which travel as they are: "
+        "set wire='lists', or leave it out"
+    )
 
 
 class ModelTables:

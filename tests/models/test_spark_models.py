@@ -388,7 +388,7 @@ def test_a_pipeline_is_trained_judged_saved_and_loaded(spark, ps, tmp_path):
     names = [f"x{n}" for n in range(WIDTH)]
     table = spark.createDataFrame(rows, [*names, "site", "word"]).coalesce(2)
     estimator = SparkLogisticRegression(
-        ps=ps, labelCol="target", predictionCol="guess", rawPredictionCol="", maxIter=3, stepSize=0.3
+        ps=ps, labelCol="target", predictionCol="guess", rawPredictionCol="", maxIter=3, stepSize=0.3, wire="auto"
     )
     pipeline = Pipeline(
         stages=[
@@ -416,6 +416,9 @@ def test_a_pipeline_is_trained_judged_saved_and_loaded(spark, ps, tmp_path):
     pipeline.save(str(tmp_path / "pipeline"))
     unfitted = Pipeline.load(str(tmp_path / "pipeline")).getStages()[-1]
     assert (unfitted.uid, unfitted.getPredictionCol(), unfitted.getMaxIter()) == (estimator.uid, "guess", 3)
+    assert unfitted.getOrDefault("wire") == "auto"
+    with pytest.raises(InputError, match=r"wire is 'auto', 'lists' or"):
+        unfitted.setParams(wire="halves").fit(done)
 
 
 @pytest.mark.slow

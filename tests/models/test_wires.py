@@ -13,6 +13,7 @@ from dps.errors import InputError
 from dps.models import (
     FactorizationMachine,
     FactorizationMachineRegressor,
+    LatentDirichletAllocation,
     LogisticRegression,
     MatrixFactorization,
     Node2Vec,
@@ -94,7 +95,53 @@ def test_the_default_changes_no_bit_and_each_wire_goes_to_the_tables(ps, name):
     assert all(np.allclose(one, other, atol=0.3) for one, other in zip(in_halves, as_it_is, strict=True))
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(each[0] for each in MODELS.values()), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("method", ["batch", "online", "gibbs"])
+def test_topics_of_lists_are_those_without(ps, method, monkeypatch):
+    """Tables of topics are gone after a fit, so the test notes the wires with which they are made."""
+    made = []
+    make = dps.ParameterServer.table
+
+    def noting(self, name, dim=1, **settings):
+        made.append((settings.get("rows"), settings.get("wire")))
+        return make(self, name, dim, **settings)
+
+    monkeypatch.setattr(dps.ParameterServer, "table", noting)
+
+    def topics(wire):
+        made.clear()
+        model = LatentDirichletAllocation(
+            3, client=ps, learning_method=method, wire=wire, random_state=0, max_iter=4, progress=False
+        )
+        found = model.fit(np.ceil(ROWS[:50].toarray())).components_
+        words = [given for rows, given in made if rows in (None, ROWS.shape[1])]
+        assert set(words) == {"lists" if wire is None else wire}
+        assert len(words) == (4 if method == "gibbs" else 2)
+        return found
+
+    expected = topics(dps.Wire())
+    assert np.array_equal(topics(None), expected)
+    assert np.array_equal(topics(LISTS), expected)
+    if method == "gibbs":
+        with pytest.raises(InputError, match=r"counts in whole numbers, .* set wire='lists'"):
+            topics(HALVES)
+    else:
+        in_halves = topics(HALVES)
+        assert not np.array_equal(in_halves, expected)
+        assert np.allclose(in_halves, expected, rtol=0.2, atol=0.3)
+    assert not ps.tables()
+
+
+@pytest.mark.parametrize("wire", ["auto", dps.Wire("float16"), dps.Wire(keep=0.5)])
+def test_counts_do_not_travel_narrow(wire):
+    model = LatentDirichletAllocation(3, learning_method="gibbs", wire=wire)
+    with pytest.raises(InputError, match="set wire='lists', or leave it out"):
+        model.fit(np.ones((4, 5), int))  # no server was started for it
+
+
+KINDS = dict.fromkeys([*(each[0] for each in MODELS.values()), LatentDirichletAllocation])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_constructor_keeps_the_wire_as_it_is(kind):
     for wire in (None, "auto", HALVES, "no wire"):
         assert kind(wire=wire).get_params()["wire"] is wire

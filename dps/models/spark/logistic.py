@@ -69,6 +69,8 @@ class SparkLogisticRegression(
         How many steps the fastest trainer may lead the slowest (0).
     aggregate : bool
         One step of the optimizer for each step of all trainers: a run repeats number for number (False).
+    wire : str
+        How rows travel between trainers and servers: "lists", which loses nothing, or "auto" ("lists").
     numServers : int
         How many servers to start (1).
     seed : int
@@ -87,6 +89,7 @@ class SparkLogisticRegression(
     aggregate: Param = Param(
         Params._dummy(), "aggregate", "one step of the optimizer for each step of all", TypeConverters.toBoolean
     )
+    wire: Param = Param(Params._dummy(), "wire", "how rows travel: lists or auto", TypeConverters.toString)
 
     _input_kwargs: Settings
 
@@ -111,13 +114,14 @@ class SparkLogisticRegression(
         batchSize: int | None = None,
         staleness: float = 0,
         aggregate: bool = False,
+        wire: str = "lists",
         numServers: int = 1,
         seed: int = 0,
     ):
         super().__init__()
         self._setDefault(
             maxIter=5, regParam=0.0, elasticNetParam=0.0, fitIntercept=True, solver="adagrad", staleness=0,
-            aggregate=False, numServers=1, seed=0,
+            aggregate=False, wire="lists", numServers=1, seed=0,
         )  # fmt: skip
         self.ps = self._input_kwargs.pop("ps", None)
         self.setParams(**self._input_kwargs)
@@ -129,7 +133,7 @@ class SparkLogisticRegression(
         most = self.getMaxIter() if stochastic or self.isSet(self.maxIter) else ITERATIONS
         estimator = LogisticRegression(
             client=self.ps,
-            **{name: self.getOrDefault(name) for name in ("staleness", "aggregate", "solver")},
+            **{name: self.getOrDefault(name) for name in ("staleness", "aggregate", "solver", "wire")},
             learning_rate=self.given("stepSize"),
             batch_size=self.given("batchSize"),
             l1=penalty * part,

@@ -25,6 +25,7 @@ from dps.models.base import ServerModel
 from dps.models.inputs.source import turns, whole_rows
 from dps.models.prediction import refuse_spark, shared
 from dps.models.settings import Number, OneOf, Rules, Whole
+from dps.models.tables import WIRE, WireLike, wire_of_counts, wire_of_rows
 from dps.models.topics.dirichlet import (
     Inference,
     bound_of_documents,
@@ -129,6 +130,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         "online" with staleness 0: one update for each step of all trainers together. Then a second run gives the same
         numbers, and equals one process whose mini-batches are as many times as large as there are trainers. Otherwise
         a trainer may see what another one has pushed at the same step.
+    wire : {"auto", "lists"} or dps.Wire, optional
+        How the rows of words travel between trainers and servers, as for :class:`dps.models.LogisticRegression`. By
+        default ``"lists"``, which loses nothing. "gibbs" counts in whole numbers, for which there are lists only.
     servers : int
         The number of servers that ``fit`` starts.
     progress : bool, optional
@@ -173,7 +177,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         "batch_size": Whole(other=(None,)), "max_doc_update_iter": Whole(),
         "doc_topic_prior": Number(inside=True, other=(None,)), "topic_word_prior": Number(inside=True, other=(None,)),
         "total_samples": Number(inside=True), "perp_tol": Number(), "mean_change_tol": Number(),
-        "learning_decay": Number(), "learning_offset": Number(),
+        "learning_decay": Number(), "learning_offset": Number(), "wire": WIRE,
     }  # fmt: skip
     n_components: int = field(default=10, kw_only=False)
     client: ClusterLike = None
@@ -192,6 +196,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     random_state: int | np.random.RandomState | None = None
     staleness: float = 0
     aggregate: bool = False
+    wire: WireLike = None
     servers: int = 1
     progress: bool | None = None
 
@@ -312,15 +317,20 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             assignments=(f"{tag}-even", f"{tag}-odd") if sampling else None,
         )  # fmt: skip
 
+    def _wire(self) -> dps.Wire | str:
+        counts = self.learning_method == "gibbs"
+        return wire_of_counts(self.wire) if counts else wire_of_rows(self.wire, self.n_components)
+
     def _make_tables(self, ps: dps.ParameterServer, plan: TopicPlan, aggregate: str | None) -> None:
         """Make the tables of a training; those of variational inference begin at `components_`."""
         narrow, wide = ("int64", "int64") if plan.assignments else ("float32", "float64")
+        wire = self._wire()
         for name in plan.tables:
-            ps.table(name, plan.topics, rows=plan.words, dtype=narrow, aggregate=aggregate)
+            ps.table(name, plan.topics, rows=plan.words, dtype=narrow, aggregate=aggregate, wire=wire)
         ps.table(plan.totals, plan.topics, rows=2, dtype=wide, aggregate=aggregate)
         ps.table(plan.history, rows=plan.passes, dtype="float64")
         for name in plan.assignments or ():
-            ps.table(name, ASSIGNMENT_COLUMNS, dtype="int64")
+            ps.table(name, ASSIGNMENT_COLUMNS, dtype="int64", wire=wire)
         if plan.assignments:
             return
         client, values = ps.client(), self.components_.T - plan.eta
@@ -347,6 +357,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             )
         if self.learning_method == "gibbs" and self.n_components > MOST_TOPICS:
             raise InputError(f"Gibbs sampling has at most {MOST_TOPICS:,} topics, not {self.n_components:,}")
+        self._wire()
 
     # -- what was learnt
 
