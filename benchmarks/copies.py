@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ from distributed import Client
 
 import dps
 from benchmarks.common import Report, parser
-from benchmarks.processes import BURST_SECONDS, LARGEST_PACKET, PATIENCE, Machines, Namespace
+from benchmarks.processes import PATIENCE, Machines, ip, limit_cable, shaping_problem
 
 SERVERS, DIM, ROWS = 3, 64, 100_000
 TRAINERS = (3, 6)
@@ -55,19 +53,11 @@ class Machine:
         return ["ip", "netns", "exec", self.name]
 
     def limit(self, gigabits: float) -> None:
-        """Let so many Gb/s through in each direction, as `Namespace.limit` does."""
-        burst = max(LARGEST_PACKET, int(gigabits * 1e9 / 8 * BURST_SECONDS))
-        rate = ["rate", f"{int(gigabits * 1e9)}bit", "burst", str(burst), "latency", "50ms"]
-        for device, inside in ((self.outer, []), (self.inner, self.command())):
-            words = [*inside, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *rate]
-            subprocess.run(words, check=True, capture_output=True, text=True)
+        """Let so many Gb/s through in each direction."""
+        limit_cable(self.outer, self.inner, self.command(), gigabits)
 
     def close(self) -> None:
         ip("netns", "delete", self.name)
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
 @contextlib.contextmanager
@@ -159,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--gigabits", type=float, default=1.0, help="rate of each server's cable, in Gb/s")
     args = options.parse_args(argv)
     with Report("pulls from copies", args.json) as report:
-        why = Namespace.problem() or (None if shutil.which("tc") else "there is no tc (iproute2)")
+        why = shaping_problem()
         if why is None:
             measure(report, args)
         else:

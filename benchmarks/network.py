@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import shutil
 import socket
 import statistics
 import subprocess
@@ -39,7 +38,7 @@ from distributed import Client
 import dps
 from benchmarks.click_model import ADAGRAD, BATCH, TRAINERS, Data, part, pull_model, train
 from benchmarks.common import Report, parser
-from benchmarks.processes import PATIENCE, Machines, Namespace, machines, wait_for
+from benchmarks.processes import PATIENCE, Machines, Namespace, machines, shaping_problem, wait_for
 from benchmarks.wire_losses import CASES, FULL, QUICK, Fitted, Sizes, by_factors, by_machine, by_words
 from dps.engine.core.codec import CODECS, bytes_of_row, decode, encode
 from dps.engine.state.wire_format import wire_of
@@ -306,11 +305,6 @@ def start_trainers(cluster: Machines, client: Client) -> None:
     client.wait_for_workers(1 + TRAINERS, timeout=PATIENCE)
 
 
-def problem() -> str | None:
-    """Why it cannot be measured here."""
-    return Namespace.problem() or (None if shutil.which("tc") else "there is no tc (iproute2)")
-
-
 def measure(report: Report, args: argparse.Namespace) -> None:
     with contextlib.closing(Namespace()) as cable, cluster_behind(cable) as (client, ps):
         for gigabits in args.gigabits:
@@ -345,7 +339,7 @@ def main(argv: list[str] | None = None) -> None:
     with Report("a network", args.json) as report:
         if not args.auto:
             measure_codecs(report)
-        why = problem()
+        why = shaping_problem()
         if why is None:
             measure(report, args)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,13 +50,13 @@ class Namespace:
     name, ours, theirs = "dps-bench", "10.87.0.1", "10.87.0.2"
 
     def __init__(self) -> None:
-        self._ip("netns", "add", self.name)
+        ip("netns", "add", self.name)
         try:
-            self._ip("link", "add", "dpsbench0", "type", "veth", "peer", "name", "dpsbench1", "netns", self.name)
-            self._ip("address", "add", f"{self.ours}/30", "dev", "dpsbench0")
-            self._ip("link", "set", "dpsbench0", "up")
-            self._ip("-n", self.name, "address", "add", f"{self.theirs}/30", "dev", "dpsbench1")
-            self._ip("-n", self.name, "link", "set", "lo", "up")
+            ip("link", "add", "dpsbench0", "type", "veth", "peer", "name", "dpsbench1", "netns", self.name)
+            ip("address", "add", f"{self.ours}/30", "dev", "dpsbench0")
+            ip("link", "set", "dpsbench0", "up")
+            ip("-n", self.name, "address", "add", f"{self.theirs}/30", "dev", "dpsbench1")
+            ip("-n", self.name, "link", "set", "lo", "up")
             self.mend()
         except BaseException:
             self.close()
@@ -75,26 +76,14 @@ class Namespace:
 
     def cut(self) -> None:
         """Pull the cable, at the far end: no packet gets through, and no connection is closed."""
-        self._ip("-n", self.name, "link", "set", "dpsbench1", "down")
+        ip("-n", self.name, "link", "set", "dpsbench1", "down")
 
     def mend(self) -> None:
-        self._ip("-n", self.name, "link", "set", "dpsbench1", "up")
+        ip("-n", self.name, "link", "set", "dpsbench1", "up")
 
     def limit(self, gigabits: float | None) -> None:
-        """Let so many Gb/s through in each direction; None: as many as the processors can.
-
-        A token bucket (tc-tbf) in front of the cable at either end, of what the cable takes in BURST_SECONDS, and at
-        least one packet of the largest kind: as Linux hands packets of up to 64 KiB to such a cable.
-        """
-        for device, inside in (("dpsbench0", []), ("dpsbench1", self.command())):
-            words = [*inside, "tc", "qdisc"]
-            if gigabits is None:
-                subprocess.run([*words, "delete", "dev", device, "root"], check=False, capture_output=True)
-                continue
-            burst = max(LARGEST_PACKET, int(gigabits * 1e9 / 8 * BURST_SECONDS))
-            words += ["replace", "dev", device, "root", "tbf", "rate", f"{int(gigabits * 1e9)}bit"]
-            words += ["burst", str(burst), "latency", "50ms"]
-            subprocess.run(words, check=True, capture_output=True, text=True)
+        """Let so many Gb/s through in each direction; None: as many as the processors can."""
+        limit_cable("dpsbench0", "dpsbench1", self.command(), gigabits)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes that went in so far, and out, with the headers of Ethernet, IP and TCP."""
@@ -103,11 +92,34 @@ class Namespace:
 
     def close(self) -> None:
         """The namespace goes, and the cable with it."""
-        self._ip("netns", "delete", self.name)
+        ip("netns", "delete", self.name)
 
-    @staticmethod
-    def _ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def shaping_problem() -> str | None:
+    """Why no cable can be made slow here."""
+    return Namespace.problem() or (None if shutil.which("tc") else "there is no tc (iproute2)")
+
+
+def limit_cable(ours: str, theirs: str, inside: list[str], gigabits: float | None) -> None:
+    """Let so many Gb/s through a cable in each direction; None: as many as the processors can. `inside` runs a program
+    in the namespace of the far end.
+
+    A token bucket (tc-tbf) in front of the cable at either end, of what the cable takes in BURST_SECONDS, and at least
+    one packet of the largest kind: as Linux hands packets of up to 64 KiB to such a cable.
+    """
+    for device, where in ((ours, []), (theirs, inside)):
+        words = [*where, "tc", "qdisc"]
+        if gigabits is None:
+            subprocess.run([*words, "delete", "dev", device, "root"], check=False, capture_output=True)
+            continue
+        burst = max(LARGEST_PACKET, int(gigabits * 1e9 / 8 * BURST_SECONDS))
+        words += ["replace", "dev", device, "root", "tbf", "rate", f"{int(gigabits * 1e9)}bit"]
+        words += ["burst", str(burst), "latency", "50ms"]
+        subprocess.run(words, check=True, capture_output=True, text=True)
 
 
 class Machines:
