@@ -258,7 +258,8 @@ def merged_ledger(ledgers: Sequence[dict[str, np.ndarray]], whole: bool) -> dict
             before = latest.get(origin, [0, *NO_OP])
             latest[origin] = [max(attempt, before[0]), *max((clock, number), (before[1], before[2]))]
     for origin, last in latest.items():
-        merged.note(origin, *last)
+        attempt, clock, number = last
+        merged.note(origin, attempt, clock, number)
     for ledger in ledgers:
         for first, end in ledger["retired"].tolist():
             merged.retire(first, end - first)

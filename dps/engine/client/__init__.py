@@ -14,6 +14,8 @@ inputs      keys and values as users have them, as int64 keys and rows of the ta
 byte_rows   bytes of a fixed width as rows of uint8, and back
 plain       the plain way of a call whose caller waits: one compiled step
 cached_tables  pulls and pushes past the rows that a trainer's process keeps
+merged_pushes  a trainer's pushes that wait until its process sums them
+push_meetings  where the trainers of a process put them together
 row_cache   the rules of these rows: which of them a trainer may use
 wire_choice  the rules by which a trainer chooses how rows travel between machines
 refreshed_rows  which of them have changed: the pull that asks, and what its answers say

@@ -32,7 +32,7 @@ from dps.errors import FunctionError, InputError, InputTypeError, KeyRangeError
 if TYPE_CHECKING:
     from dps.engine.client.session import ClientSession
 
-__all__ = ["CachedTables", "changing_all", "send_changes"]
+__all__ = ["REFUSALS", "CachedTables", "changing_all", "send_changes"]
 
 NO_NUMBERS = np.empty(0, np.float64)
 REFUSALS = (InputError, InputTypeError, KeyRangeError, FunctionError)  # a push that ends with one is not sent again

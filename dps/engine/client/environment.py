@@ -6,6 +6,7 @@ The simulator has one of its own, with virtual time and a network in memory; so 
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
@@ -47,6 +48,10 @@ class Environment(Protocol):
 
     def release(self, channel: Channel) -> None: ...
 
+    def await_change(self, condition: threading.Condition, seconds: float) -> None:
+        """Wait until another trainer of the process notifies the condition, which the caller holds; at most so long."""
+        ...
+
 
 class ProcessEnvironment:
     """A real process: monotonic time, sockets.
@@ -82,3 +87,6 @@ class ProcessEnvironment:
             channel.close()
         else:
             self._pool.give_back(channel)
+
+    def await_change(self, condition: threading.Condition, seconds: float) -> None:
+        condition.wait(seconds)

@@ -61,10 +61,17 @@ class HeldPushes:
         return sum(map(len, self.tables.values()))
 
     def push(self, changes: Sequence[Change], rule: int, goes_at_once: bool) -> list[SentCall] | None:
-        """A change of rows of some tables, as far as it travels; None where it `goes_at_once`, or none is held back.
+        """A change of rows of some tables, as far as it travels; None where it `goes_at_once`, or none is held back and
+        none waits until it is summed.
 
         What is held back of rows that are assigned or deleted is dropped, because it was pushed before that.
         """
+        sent = self._push_held(changes, rule, goes_at_once)
+        if sent is None and self._session.merged is not None:
+            sent = self._session.merged.push(changes, rule, goes_at_once)
+        return sent
+
+    def _push_held(self, changes: Sequence[Change], rule: int, goes_at_once: bool) -> list[SentCall] | None:
         holds = [each for each in changes if each[0].spec.wire.holds]
         if not holds or self._session.acting is not self._session.own:
             return None
@@ -103,6 +110,8 @@ class HeldPushes:
         """Send all that is held back now, within a clock."""
         own = self._session.own
         with self._session.lock:
+            if self._session.merged is not None:
+                self._session.merged.send_all_alone()
             first = own.number
             self.send(everything=True)
             if own.number - first > FLUSH_NUMBERS:

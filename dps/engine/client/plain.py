@@ -185,6 +185,8 @@ class PlainCalls:
             return None
         if route.spec.cache.nbytes and session.cached is not None:  # so are rows that the process keeps
             return None
+        if route.spec.wire.merge and session.merged is not None:  # pushes that wait leave before any other call
+            return None
         table = self._tables[name] = PlainTable(route, channels, session, self._check_aggregate)
         return table
 

@@ -24,8 +24,13 @@ class TableGate(Protocol):
 
 
 def readable(session: ClientSession, table: str) -> TableRoute:
-    """The route of a table that may be read now; first a trainer waits for the others, if the table asks it to."""
+    """The route of a table that may be read now.
+
+    Before, a trainer sends its own pushes that wait to be summed, and waits for the others, if the table asks it to.
+    """
     route = session.ready(table)
+    if session.merged is not None and route.spec.wire.merge:
+        session.merged.show(table)  # because the trainer sees its own pushes
     if route.spec.staleness is None or session.gate is None:
         return route
     session.gate.wait(table)

@@ -51,6 +51,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dps.engine.client.push_meetings import PushMeetings
 from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.rows import gather
 from dps.engine.state.ops import TableSpec
@@ -398,9 +399,13 @@ class RowCache:
 
 
 class CacheShelf:
-    """The caches of a process, by run and name of the table. A cache goes with the last trainer that uses it."""
+    """The caches of a process, by run and name of the table. A cache goes with the last trainer that uses it.
+
+    `pushes` has the meetings in which the trainers of the process sum their pushes.
+    """
 
     def __init__(self) -> None:
+        self.pushes = PushMeetings()
         self._lock = threading.Lock()
         self._caches: weakref.WeakValueDictionary[tuple[object, ...], RowCache] = weakref.WeakValueDictionary()
 

@@ -31,6 +31,7 @@ from dps.engine.client import route_changes
 from dps.engine.client.cached_tables import CachedTables
 from dps.engine.client.copy_reads import CopyReads
 from dps.engine.client.environment import Environment, ProcessEnvironment
+from dps.engine.client.merged_pushes import MergedPushes
 from dps.engine.client.origin import Origin
 from dps.engine.client.reads import TableGate
 from dps.engine.client.requests import Prepared, Run, TableRoute, TableTerms, lost_rows, route_of, same_rows, terms_of
@@ -90,6 +91,8 @@ class ClientSession:
         Holds a trainer's reads back of tables that have a staleness of their own; None: no read waits.
     cached : CachedTables, optional
         A trainer's tables of which its process keeps rows; None: no table is read from a cache.
+    merged : MergedPushes, optional
+        A trainer's pushes that wait until its process sums them; None: none waits.
     acting : Origin
         The origin in whose name it makes ops at present.
     settled : dict of str to TableRoute
@@ -117,6 +120,7 @@ class ClientSession:
         self.epoch, self.remedy = 0, ""  # of the route; the remedy is for lost rows
         self.gate: TableGate | None = None
         self.cached: CachedTables | None = None
+        self.merged: MergedPushes | None = None
         self.closed = self.hangs_up = False  # `hangs_up`: closing ends the connection to the controller, pool or not
         self._closing = Once(f"closing a client of {ticket.session!r}")
         self._controller_channel: Channel | None = None

@@ -23,6 +23,7 @@ function_boot      the program with which it starts
 large_ops          carries large ops out in a thread beside the loop, and puts them in place between requests
 resharding         makes the shards of a table that is cut into more, or fewer, of the replicas here, piece by piece
 late_parts         a push of which some parts of a merged shard have their rows: the others get theirs
+merged_ops         pushes that stand for those of several trainers: all of them count, or none
 closings           closes clocks with many sums, shard by shard, between requests
 beside_thread      the thread in which such work is done
 hold               keeps the worker's process when its scheduler is lost, and joins the next scheduler

@@ -41,6 +41,7 @@ from dps.engine.server.holder import RecordHolder
 from dps.engine.server.large_ops import LargeOps
 from dps.engine.server.late_parts import late_rows
 from dps.engine.server.memory import ServerMemory
+from dps.engine.server.merged_ops import merged_op
 from dps.engine.server.pace import DumpPace
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
@@ -462,14 +463,13 @@ class ServerRole:
         table = self._table(header)
         if not table.waits:  # so no backup refuses the op in time: a primary that was replaced has to do so itself
             self.leased(header)
-        spec = table.spec
-        request = table.cut(header, body)
+        spec, request = table.spec, table.cut(header, body)
         values = table.values(header, body, request.used)
         if spec.finite and not spec.is_whole and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
         given, parts = header, request.parts
         header, request, values = late_rows(table, header, request, values)
-        op, ops = op_of(header), []
+        op, ops = merged_op(table, given, body, parts, op_of(header)), []
         if isinstance(spec.optimizer, Custom):  # else the shards themselves close their sums, on all copies
             for part in request.parts:
                 self.close_before(part.replica, header.clock)

@@ -182,13 +182,16 @@ class ServerTable(TableState):
     def with_more(self, op: Op, header: Header, body: memoryview, used: int) -> Op:
         """The op of the predecessor, with what :func:`more_of` has put behind its values."""
         columns = self.spec.dim + (self.spec.slots if header.flags & frames.RULE_ROWS else 0)
-        deleted, result, unborn = unpack_items(body[used + padded(header.count * columns * self.dtype.itemsize) :])
+        deleted, result, unborn, *stamps = unpack_items(
+            body[used + padded(header.count * columns * self.dtype.itemsize) :]
+        )
         if len(unborn) not in (0, header.count):
             raise ProtocolError(f"{header.count} keys for table {self.spec.name!r}, and flags of {len(unborn)}")
         return op._replace(
             deleted=np.frombuffer(deleted, np.int64) if deleted else None,
             result=np.frombuffer(result, self.dtype).reshape(-1, 1) if result else None,
             unborn=np.frombuffer(unborn, np.bool_) if unborn else None,
+            stamps=np.frombuffer(stamps[0], np.int64).reshape(-1, 4) if stamps else None,
         )
 
     def check_copied(self, rows: int, what: str, more: int = 0) -> None:
@@ -408,9 +411,9 @@ def rows_after(request: TableRequest, ops: list[Op], values: np.ndarray) -> np.n
 
 
 def more_of(op: Op) -> tuple[bytes | memoryview, ...]:
-    """What stands behind the values of an op in a frame to the backups: the keys that go, the result, and which keys
-    have no row."""
-    more = op.deleted, op.result, op.unborn
+    """What stands behind the values of an op in a frame to the backups: the keys that go, the result, which keys have
+    no row, and only where the op stands for those of several origins, their stamps."""
+    more = (op.deleted, op.result, op.unborn) + (() if op.stamps is None else (op.stamps,))
     return () if all(array is None for array in more) else tuple(each for array in more for each in pack_array(array))
 
 

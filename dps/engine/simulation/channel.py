@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SimChannel", "SimClient", "SimTrainer"]
 
+LOOK_SECONDS = 0.002  # between two looks at whether a trainer of the same process has gone on
 MAX_FETCH_SECONDS = 0.02  # that it takes to get another trainer's partition
 
 
@@ -235,6 +237,14 @@ class SimEnvironment:
     def release(self, channel: Channel) -> None:
         """Use it no more. Its peer learns of it when the party ends: the seeds of known faults count on that."""
         Channel.close(channel)
+
+    def await_change(self, condition: threading.Condition, seconds: float) -> None:
+        """Let a little virtual time pass, because a greenlet that waited would stop all others."""
+        condition.release()
+        try:
+            self.sleep(min(seconds, LOOK_SECONDS))
+        finally:
+            condition.acquire()
 
 
 class SimClient(Client):

@@ -30,7 +30,7 @@ from dps.engine.state.life import (
     rows_within,
 )
 from dps.engine.state.names import check_name
-from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
+from dps.engine.state.optimizers import SGD, Add, Assign, Optimizer, optimizer_from_dict
 from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
 from dps.engine.state.recipes import Description
 from dps.engine.state.wire_format import Wire
@@ -84,6 +84,9 @@ class Op(NamedTuple):
     deleted: np.ndarray | None = None  # int64[k], ROWS of a function: keys of rows that go before
     result: np.ndarray | None = None  # [k, 1], ROWS of a function: what it returned, which the ledger keeps
     unborn: np.ndarray | None = None  # bool[m]: keys without a row, which the shard counts: see `admission.py`
+    # int64[n, 4], of a push that is the sum of the pushes of several origins: each origin, its attempt, and the first
+    # and the last number of its pushes. The first of them is that of the op.
+    stamps: np.ndarray | None = None
 
 
 class Selection(NamedTuple):
@@ -321,6 +324,7 @@ class TableSpec:
         if "int8" in (self.wire.pull, self.wire.push) and self.dim <= 4:
             raise InputError(f"{where}: int8 saves nothing of a row of {self.dim} beside bfloat16; use that")
         self._check_held(where)
+        self._check_merged(where)
         self._check_reads(where)
         self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
         if self.life.asks:
@@ -361,6 +365,28 @@ class TableSpec:
             why = f"of several pushes to a row of {self.optimizer.kind}, the last one counts"
         if why:
             raise InputError(f"{held}; {why}: leave out keep= and least=")
+
+    def _check_merged(self, where: str) -> None:
+        """Refuse a wire that merges pushes where their sum does not change rows as they do."""
+        if not self.wire.merge:
+            return
+        merged, optimizer, why = f"{where}: {self.wire!r} sums the pushes of a process", self.optimizer, ""
+        if self.wire.holds:
+            why = "keep= and least= choose among the rows of each push"
+        elif self.wire.push is not None or self.wire.lists:
+            why = "their sum travels with its keys, as it is: leave out push= and lists="
+        elif self.wire.measured:
+            why = "measured=True compares the times of pushes, and such a push takes none before its clock ends"
+        elif self.life.counts is not None:
+            why = "admit= counts the pushes that name a key, and a sum names it once"
+        elif self.dtype not in ("float32", "float64", "int64", "int32"):
+            why = f"sums of {self.dtype} would be rounded before they are added"
+        elif self.aggregate is None and not (type(optimizer) in (Add, SGD) and not optimizer.uses_lag):
+            why = f"a step of {optimizer.kind} for a sum is not the steps for its parts"
+        elif self.aggregate is None and optimizer.repeats == "sum":
+            why = "penalties of SGD hold for each push"
+        if why:
+            raise InputError(f"{merged}; {why}: leave out merge=True")
 
     def _take_edges(self) -> None:
         """Check the edges; those of equal shards are none, so that a table has one definition."""

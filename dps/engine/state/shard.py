@@ -303,7 +303,7 @@ class Shard(CutShard):
             if self.gone is not None and op.keys is not None and op.rows in (EVICTED, EXPIRED):
                 self.gone.note(op.keys, op.rows)
         if origin:
-            self.ledger.note(origin, op.attempt, op.clock, op.number)
+            self.ledger.note(origin, op.attempt, op.clock, op.number, op.stamps)
             if op.answer:
                 self.ledger.keep(origin, op.clock, op.number, self._values(op))
             elif op.result is not None:

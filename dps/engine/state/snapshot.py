@@ -284,6 +284,8 @@ class Cut(CutState):
         again.)"""
         if op.rule < CLOSE:
             note(self.shard, op.clock, op.origin, op.attempt, op.number, op.rule == PUSH)
+            for origin, attempt, _, number in () if op.stamps is None else op.stamps[1:].tolist():
+                note(self.shard, op.clock, origin, attempt, number, False)
         elif op.rule == RETIRE and self.lead is not None:
             self.lead.retire(*RetireOp.of(op))
 

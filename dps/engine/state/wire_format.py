@@ -5,7 +5,7 @@ The path: a table's definition has a ``Wire``. `client/requests.py` makes of it 
 arrive. A request whose values travel so has the flag NARROW; the server (`core/requests/service.pyx`, and the general
 way in `server/tables.py`) widens what it brings before anything else sees it. So rows, sums, copies, checkpoints and
 functions have the table's own numbers, always. `core/codec.h` has the loops. `client/held_pushes.py` has
-what trainers hold back of their pushes.
+what trainers hold back of their pushes, `client/merged_pushes.py` how those of a process are summed.
 """
 
 from __future__ import annotations
@@ -70,6 +70,12 @@ class Wire(Recipe):
         `push`, for some batches each, and goes on with what takes the least time; :meth:`dps.ParameterServer.status`
         has its choice among the events. The choice depends on measured times, so two runs need not have the same bits.
         False by default: these numbers, always. True with ``wire="auto"``.
+    merge : bool, optional
+        Sum the pushes that the trainers of one process (threads) make in a clock, and send the sum to each server as
+        one message, which counts once for each of them. A push then returns before servers have it; it leaves when the
+        trainer reads the table, changes it otherwise, meets the others or ends its iteration. False by default. It is
+        for tables with :class:`~dps.Add`, with :class:`~dps.SGD` without penalties, or with ``aggregate=``, and it
+        saves bytes with staleness 0, where the trainers of a process end their iterations together.
 
     Raises
     ------
@@ -93,6 +99,7 @@ class Wire(Recipe):
     least: float = number(0.0, least=0)
     hold: int = number(8, least=1, most=1 << 20, whole=True)
     measured: bool = flag(False)
+    merge: bool = flag(False)
 
     @staticmethod
     def from_dict(description: Description) -> Wire:
@@ -102,7 +109,7 @@ class Wire(Recipe):
     @property
     def asks(self) -> bool:
         """Whether anything travels otherwise than it is."""
-        return self.pull is not None or self.push is not None or self.lists or self.holds
+        return self.pull is not None or self.push is not None or self.lists or self.holds or self.merge
 
     @property
     def holds(self) -> bool:

@@ -26,6 +26,7 @@ from dps.engine.client.cached_tables import CachedTables
 from dps.engine.client.client import Client
 from dps.engine.client.environment import Environment
 from dps.engine.client.held_pushes import HeldPushes
+from dps.engine.client.merged_pushes import MergedPushes
 from dps.engine.client.session import ClientSession
 from dps.engine.client.ticket import Ticket
 from dps.engine.coordination.clock import tightest
@@ -133,7 +134,7 @@ class Participant:
         self.session = ClientSession(ticket, environment, self.check, self._join, cancelled)
         self.session.hangs_up = True  # because the end of this connection tells that the trainer is lost
         self.session.own.clock = 0
-        self.client = Client(ticket, session=self.session, check_aggregate=self._check_aggregate)
+        self.client = Client(ticket, session=self.session, check_aggregate=self.check_aggregate)
         try:
             self._enter()
         except BaseException:
@@ -156,6 +157,7 @@ class Participant:
         session.gate = None if joined.elastic else ReadGate(self, self._await_lowest)
         if not self.leased:  # because a portion may be another trainer's, whose repeats are no changes
             self.client.held = HeldPushes(self.client)
+            session.merged = MergedPushes(self.client, self)
             session.cached = CachedTables(session, self, (session.ticket.controller, session.ticket.secret, self.run))
         session.meter.start(self.trainers, session.now())
         self.reached = joined.clock
@@ -193,6 +195,8 @@ class Participant:
         """Leave the run: the others no longer wait for this trainer; with `failed`, they are stopped."""
         session = self.session
         if failed is None:
+            if session.merged is not None:
+                session.merged.send_all_alone()  # because no clock ends that the others could end with it
             session.wait()
             tick, self._tick = self._tick, None
             arrived = tick is None or self._has_arrived(tick, session.now() + self.clock_patience)
@@ -211,6 +215,8 @@ class Participant:
             peer.close()
         if self.session.cached is not None:
             self.session.cached.close()
+        if self.session.merged is not None:
+            self.session.merged.leave()
         self.session.close()
 
     # -- the clock, and others at it
@@ -357,6 +363,8 @@ class Participant:
         """Bring bytes to a collective call of all trainers; its answer."""
         self.check()
         session = self.session
+        if session.merged is not None:
+            session.merged.send_all_alone()  # because the others may rely on them after the meeting
         session.wait()
         text = frames.encode_json(call)
         body = text + raw.ljust(frames.padded(len(raw)), b"\0")
@@ -459,7 +467,7 @@ class Participant:
         if self._cancelled is not None and self._cancelled():
             raise StoppedError(f"trainer {self.number} of run {self.run} was told to stop at clock {self.clock}")
 
-    def _check_aggregate(self, spec: TableSpec) -> None:
+    def check_aggregate(self, spec: TableSpec) -> None:
         """Refuse a push to a table that sums up the pushes of a clock, where trainers are not at the same clock."""
         table = f"table {spec.name!r} collects a clock's pushes"
         if self.warm_start:

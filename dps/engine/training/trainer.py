@@ -255,7 +255,8 @@ class Trainer(MergingVerbs):
     def flush(self) -> None:
         """Send now what :meth:`increment`, :meth:`merge_max` and :meth:`merge_min` have kept, and wait for it.
 
-        So it does with the rows that pushes have held back (:class:`dps.Wire`, `keep` and `least`), of all tables.
+        So it does with the rows that pushes have held back (:class:`dps.Wire`, `keep` and `least`), of all tables, and
+        with the pushes that wait until the trainers of the process sum them (`merge`).
         """
         self._send_merged()
         if self._client.held is not None:
@@ -386,6 +387,7 @@ class Trainer(MergingVerbs):
         participant = self._participant
         participant.check()
         self._send_merged()
+        self._send_sums()
         self._send_held()
         self._client.session.wait()  # because a tick says that all pushes of the iteration are on the servers
         clock = self.clock + 1
@@ -414,7 +416,14 @@ class Trainer(MergingVerbs):
     def _send_last(self, everything: bool) -> None:
         """Send what the trainer has kept until the end of an iteration; of rows that are held back, all perhaps."""
         self._send_merged()
+        self._send_sums()
         self._send_held(everything)
+
+    def _send_sums(self) -> None:
+        """Send the pushes that wait until the trainers of the process sum them, at the end of a clock."""
+        merged = self._client.session.merged
+        if merged is not None and merged.meets:
+            merged.end_clock()
 
     def _send_held(self, everything: bool = False) -> None:
         """Send the rows that pushes have held back for long enough, or all of them, at the end of a clock."""

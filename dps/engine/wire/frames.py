@@ -26,6 +26,9 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
 ...      or CHANGED, and the sender has the rows      counts and keys, then fingerprints int64[count] of the
                                                       rows; answer: see `wire/changed_rows.py`, with only
                                                       those rows that have other fingerprints
+...      flags of a PUSH has MERGED: it is the sum of  behind the values int64[n, 4]: each origin, its
+         the pushes of several origins, and counts    attempt, the first and the last number of its
+         for all of them or none                      pushes; the first one is that of the header
 ...      flags of a PULL or PUSH has LIST: start is   nothing in place of counts and keys; or with ~start
          the number of a list of keys                 these, which are kept (`core/requests/key_lists.pyx`)
 ...      flags of a PULL or PUSH has NARROW           the values (of a PULL those of the answer) travel as the
@@ -46,7 +49,8 @@ REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], th
          with rows of 2 they end an open clock. With
          MORE three items stand behind the values:
          keys of rows that go before, a result, and
-         bool[count]: keys that are without a row yet
+         bool[count]: keys that are without a row
+         yet; of a merged push a fourth: the stamps
 DUMP     see `DumpPiece`                              JSON, arrays
 VERS...  see `Versions`                               int64[count, 2]: shards, and the fences of the
                                                       sender's replicas; answer: versions int64[count]
@@ -156,6 +160,8 @@ REPLAYED = 128
 RULE_DELETE = RULE_ADD | RULE_ASSIGN
 # Flag of REPLICATE: something stands behind the values.
 MORE = CERTIFICATE
+# Flag of PUSH: stamps of several origins stand behind the values.
+MERGED = CERTIFICATE
 # Flag of PULL.
 BORN = ANSWER
 # Flag of PULL: only rows are wanted that differ from those of the sender, whose fingerprints it names.

@@ -20,6 +20,7 @@ from dps.engine.wire.frames import (
     CHANGED,
     CONTROL,
     LIST,
+    MERGED,
     MORE,
     NARROW,
     RANGE,
@@ -77,14 +78,14 @@ OF_SERVERS += (frames.SUSPECT, frames.FAILED, frames.RECORDED)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD, CONTROL | RULE_ASSIGN})
 # Flags of the effects of functions, and of users' optimizers.
 EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER, MORE))
-# Flags of pushes to keys that are without a row yet.
-COUNTED = _combinations((MORE,), (0, RULE_ADD, RULE_ROWS), (0, ANSWER))
+# Flags of pushes to keys that are without a row yet, and of sums of pushes.
+COUNTED = _combinations((MORE,), (0, RULE_ADD, RULE_ROWS), (0, ANSWER)) | {MORE | RANGE}
 
 TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {
     CLIENT: {
         frames.PULL: PULLS,
-        frames.PUSH: PUSHES | REPLAYS | PACKED,
+        frames.PUSH: PUSHES | REPLAYS | PACKED | {MERGED, MERGED | RANGE},
         frames.CALL: _combinations((0, RANGE), (0, REPLAYED)),
         frames.COMMIT: NO_FLAGS,
         frames.ABORT: NO_FLAGS,
@@ -124,7 +125,7 @@ def allowed(rights: Rights, role: str, kind: int, flags: int) -> bool:
 
     >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.RULE_ADD)
     True
-    >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.MORE)
+    >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.MERGED | frames.RULE_ADD)
     False
     """
     return flags in rights.get(role, {}).get(kind, ())

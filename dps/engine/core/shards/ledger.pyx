@@ -233,9 +233,57 @@ cdef class Ledger:
         found = (clocks < clock) | ((clocks == clock) & (numbers < number))
         return found if found.any() and not found.all() else None
 
-    def note(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) -> None:
-        """Record an applied op as the last one of its origin."""
+    def note(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number, stamps=None) -> None:
+        """Record an applied op as the last one of its origin; with `stamps`, as :meth:`merges` takes them, also as that
+        of each of these origins."""
         self.record(origin, attempt, clock, number)
+        for origin, attempt, _, number in () if stamps is None else stamps.tolist():
+            self.record(origin, attempt, clock, number)
+
+    def merges(self, int64_t clock, cnp.ndarray stamps not None):
+        """Whether an op that stands for the ops of several origins is to be applied: all of these are new. False where
+        all of them are repeats; None where it must be refused, because it is neither.
+
+        It is also refused where an origin was retired, a later attempt has taken its place, or its last op differs from
+        part to part of a merged shard. Each origin can then send its own ops, which are told from repeats one by one.
+
+        Parameters
+        ----------
+        clock : int
+            That of all these ops.
+        stamps : ndarray of int64
+            [n, 4]: an origin, its attempt, and the first and the last number of its ops.
+
+        Examples
+        --------
+        >>> ledger = Ledger()
+        >>> ledger.note(7, 0, 3, 1)
+        >>> ledger.merges(3, np.array([[7, 0, 2, 4], [8, 0, 0, 0]])), ledger.merges(3, np.array([[7, 0, 0, 1]]))
+        (True, False)
+        >>> ledger.merges(3, np.array([[7, 0, 1, 2]])), ledger.merges(3, np.array([[7, 0, 0, 1], [8, 0, 0, 0]]))
+        (None, None)
+        """
+        cdef const int64_t *row = int64s(stamps)
+        cdef const LastOp *last
+        cdef bint is_new = False, is_old = False
+        if stamps.ndim != 2 or stamps.shape[1] != 4:
+            raise ValueError(f"stamps have four columns, and this array has the shape {(<object> stamps).shape}")
+        for _ in range(stamps.shape[0]):
+            last = self._last.find(row[0])
+            if last == NULL:
+                if self.retired(row[0]):
+                    return None
+                is_new = True
+            elif last.attempt > row[1] or (self._is_apart and row[0] in self._apart):
+                return None
+            elif clock > last.clock or (clock == last.clock and row[2] > last.number):
+                is_new = True
+            elif clock < last.clock or row[3] <= last.number:
+                is_old = True
+            else:
+                return None
+            row += 4
+        return None if is_new and is_old else is_new
 
     # -- for compiled code
 
