@@ -162,6 +162,8 @@ class CountedRows:
                 rows = trainer.client.pull(dict.fromkeys(self.tables, keys))[table]
             elif way == "answer":
                 rows = trainer.push_pull(table, keys, np.zeros((KEYS, self.trainers)[: 1 + (self.trainers > 1)], int))
+                if trainer.attempt:  # the answer may be that to an earlier attempt
+                    continue
             else:
                 continue
             self.check(trainer, table, keys, rows.reshape(KEYS, self.trainers), met, own)

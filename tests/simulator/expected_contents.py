@@ -365,6 +365,7 @@ class Attempt:
     def __init__(self, expected: ExpectedContents, caller: Any, author: int):
         self.expected, self.caller, self.author = expected, caller, author
         self.timed = author < expected.trainers
+        self.sums = {table.name for table in expected.tables if self.timed and table.spec.wire.merge}
         self.own = {table.name: 0 for table in expected.tables}  # marks of this attempt's ops
         self.pulls: list[tuple[Act, Any, list[int]]] = []
         expected.callers[author] = caller
@@ -441,9 +442,14 @@ class Attempt:
         self.caller.call(delete_listed, act.table.name, listed=act.keys)
         self._acknowledged(act)
 
+    def _pushed(self, act: Act) -> None:
+        """A push has returned; where the trainers of a process sum theirs, servers have it at the end of the clock."""
+        if act.table.name not in self.sums:
+            self._acknowledged(act)
+
     def _push(self, act: Act) -> None:
         self.caller.push(act.table.name, self._where(act), self._values(act))
-        self._acknowledged(act)
+        self._pushed(act)
 
     def _push_async(self, act: Act) -> None:
         self.caller.push_async(act.table.name, self._where(act), self._values(act))
@@ -451,7 +457,7 @@ class Attempt:
     def _push_both(self, *acts: Act) -> None:
         self.caller.push({act.table.name: (self._where(act), self._values(act)) for act in acts})
         for act in acts:
-            self._acknowledged(act)
+            self._pushed(act)
 
     def _push_pull(self, act: Act) -> None:
         values, table = self._values(act), act.table

@@ -23,6 +23,7 @@ from checkpoint_schedules import check_checkpoints
 from deletion_schedules import check_deletions
 from fault_schedules import check_functions, check_schedule, problem_of
 from forgetting_schedules import check_forgetting
+from merged_schedules import check_merged
 from scaling_schedules import check_scaling
 from split_schedules import check_copies, check_kept, check_lists, check_merges, check_splits
 from takeover_schedules import check_takeovers
@@ -35,6 +36,7 @@ KINDS = {
     "deletions": check_deletions,
     "ahead": check_ahead,
     "cached": check_cached,
+    "merged": check_merged,
     "kept": check_kept,
     "copies": check_copies,
     "lists": check_lists,
@@ -45,7 +47,7 @@ KINDS = {
 }
 EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2, "deletions": 3, "ahead": 2}
 EVERY |= {"cached": 2, "kept": 2, "copies": 2, "lists": 2, "splits": 2, "merges": 2}
-EVERY |= {"forgetting": 2, "takeovers": 1}  # one seed in so many
+EVERY |= {"forgetting": 2, "takeovers": 1, "merged": 2}  # one seed in so many
 CHUNK_SCHEDULES = 20  # that a process is given at a time
 
 

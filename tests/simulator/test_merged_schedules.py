@@ -1,0 +1,42 @@
+"""Random schedules in which the pushes of a process are summed: each counts once, whichever party fails half-way."""
+
+from __future__ import annotations
+
+import pytest
+from merged_schedules import check_merged
+from verdicts import assert_caught, problems
+
+from dps.engine.client.merged_pushes import MergedPushes
+from dps.engine.server import changes, requests
+from dps.engine.state.shard import Shard
+
+SCHEDULES = 200
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("part", range(4))
+def test_pushes_that_a_process_sums(part):
+    assert not problems(check_merged, SCHEDULES, part, parts=4)
+
+
+WRONG = {
+    "only the first trainer of a sum is recorded": [(Shard, "apply", "op.number, op.stamps)", "op.number)")],
+    "a sum counts where some of its pushes are there": [(requests, "merged_op", "stamps) is None", "stamps) == ()")],
+    "backups are not told the stamps": [(changes, "more_of", "() if op.stamps is None else (op.stamps,)", "()")],
+    "trainers send pushes of a refused sum under new numbers": [
+        (
+            MergedPushes,
+            "send_alone",
+            "self.kept.pop(table, ()), own.number,",
+            "[p._replace(first=p.first + 99, end=p.end + 99) for p in self.kept.pop(table, ())], own.number + 99,",
+        ),
+    ],
+    "a trainer ticks before its sum is acknowledged": [
+        (MergedPushes, "_send_sums", "each.await_outcome(deadline)", "each.outcome = PushOutcome.ACKNOWLEDGED"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_sums_are_caught(monkeypatch, name):
+    assert_caught(monkeypatch, WRONG[name], check_merged, range(2000))
