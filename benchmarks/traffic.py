@@ -12,6 +12,11 @@ of all pulls, with keys and with the fingerprints by which rows are compared; an
 
 Where a loop has ``pull=`` and ``ahead=``, its cache knows the coming batches, and keeps the rows that these name
 (Belady's rule). Else the rows go first that were not used for longest.
+
+The second part trains in one process with four threads, at staleness 0, with batches of several sizes: as it is, with
+sums of pushes (``dps.Wire(merge=True)``), with a cache that the threads share, and with both. *Values pushed* are
+beside the oracle of the union: the distinct rows of the four batches of a clock, over the rows of all four. *All bytes*
+are keys and values of pulls and pushes. With a dense model each trainer pushes and pulls all of its rows.
 """
 
 from __future__ import annotations
@@ -34,6 +39,9 @@ STALENESSES = (0, 1, 4, 16)
 LARGE, SMALL = "64 MiB", "1 MiB"
 SETTINGS = ((LARGE, 0), (SMALL, 0), (SMALL, 8))  # bytes of the cache, batches that are known ahead
 REACH = ">= 0.9 x"
+THREADS, THREAD_CLOCKS, DENSE_ROWS = 4, 20, 1 << 14
+DRAWN, QUICK_DRAWN = (1_000, 4_000, 20_000, 100_000, 400_000), (1_000,)  # features in a batch, with repeats
+SUM_REACH = "<= 0.5 x"
 
 
 class Step(NamedTuple):
@@ -45,13 +53,13 @@ class Step(NamedTuple):
     keys: np.ndarray
 
 
-def drawn_batches(seed: int, clocks: int) -> Iterator[np.ndarray]:
+def drawn_batches(seed: int, clocks: int, drawn: int = EXAMPLES * FIELDS) -> Iterator[np.ndarray]:
     """The distinct features of the batch of each clock."""
     draw = np.random.default_rng(seed)
     weights = np.cumsum(np.arange(1, FEATURES + 1, dtype=np.float64) ** -EXPONENT)
     names = np.random.default_rng(0).permutation(FEATURES)  # the same features are the frequent ones for all
     for _ in range(clocks):
-        ranks = np.searchsorted(weights, draw.random(EXAMPLES * FIELDS) * weights[-1])
+        ranks = np.searchsorted(weights, draw.random(drawn) * weights[-1])
         yield np.unique(names[ranks])
 
 
@@ -68,6 +76,16 @@ def train(trainer: dps.Trainer, parts: object, clocks: int, ahead: int) -> list[
         trainer.push("rows", keys, rows * 1e-3 + 1e-3)
         trainer.tick()
     return steps
+
+
+def train_in_thread(trainer: dps.Trainer, parts: object, clocks: int, drawn: int | None) -> list[np.ndarray]:
+    """Pull and push the rows of each batch, or where none is drawn all rows; the rows of the batches."""
+    batches = [None] * clocks if drawn is None else list(drawn_batches(trainer.number, clocks, drawn))
+    for keys in batches:
+        rows = trainer.pull("rows", keys)
+        trainer.push("rows", keys, rows * 1e-3 + 1e-3)
+        trainer.tick()
+    return [np.arange(DENSE_ROWS) if keys is None else keys for keys in batches]
 
 
 def saved_by_oracle(steps: list[Step], staleness: float, knows_changes: bool) -> float:
@@ -122,10 +140,51 @@ def measure(report: Report, args: argparse.Namespace) -> None:
         ps.close()
 
 
+def measure_process(report: Report, args: argparse.Namespace) -> None:
+    """One process with four trainers: the bytes of its pulls and pushes, with sums and a shared cache and without."""
+    sizes = (*(QUICK_DRAWN if args.quick else DRAWN), None)
+    with dps.LocalCluster(servers=1, trainers=1, threads_per_trainer=THREADS) as cluster, Client(cluster) as client:
+        ps = dps.ParameterServer(client)
+        for drawn in sizes:
+            where = "a dense model" if drawn is None else f"{drawn:,} features drawn"
+            plain_pushed = plain_bytes = 0
+            for merge, cache in ((False, None), (True, None), (False, LARGE), (True, LARGE)):
+                rows = DENSE_ROWS if drawn is None else None
+                if cache is not None and drawn is None:  # because pulls of all rows do not pass a cache
+                    continue
+                wire = dps.Wire(merge=merge)
+                ps.table("rows", rows=rows, dim=DIM, optimizer=dps.SGD(0.01), cache=cache, wire=wire)
+                told = ps.run(train_in_thread, range(THREADS), staleness=0, args=(THREAD_CLOCKS, drawn), progress=False)
+                time.sleep(1.5)  # for the server's reports
+                traffic = ps.status().tables["rows"].traffic
+                ps.drop_table("rows")
+                every = traffic.keys + traffic.pulled + traffic.pushed
+                if not merge and cache is None:
+                    plain_pushed, plain_bytes = traffic.pushed, every
+                    report.add(f"{where}: values pushed", plain_pushed / 1e6, "MB")
+                    report.add(f"{where}: all bytes", plain_bytes / 1e6, "MB")
+                    asked = sum(len(keys) for batches in told for keys in batches)
+                    distinct = sum(len(np.unique(np.concatenate(batches))) for batches in zip(*told, strict=True))
+                    report.add(f"{where}: the oracle of the union, of rows pushed", distinct / asked, "")
+                    continue
+                what = " and ".join(name for name, given in (("merge", merge), ("cache", cache)) if given)
+                if merge:
+                    report.add(
+                        f"{where}, {what}: values pushed", traffic.pushed / 1e6, "MB", "as it is", plain_pushed / 1e6
+                    )
+                reach = (SUM_REACH,) if merge and (cache is not None or drawn is None) else ()
+                report.add(f"{where}, {what}: all bytes", every / 1e6, "MB", "as it is", plain_bytes / 1e6, *reach)
+        ps.close()
+
+
 def main(argv: list[str] | None = None) -> None:
-    args = parser(__doc__).parse_args(argv)
+    arguments = parser(__doc__)
+    arguments.add_argument("--process", action="store_true", help="only the second part: four trainers of one process")
+    args = arguments.parse_args(argv)
     with Report("rows that a cache saves", args.json) as report:
-        measure(report, args)
+        if not args.process:
+            measure(report, args)
+        measure_process(report, args)
 
 
 if __name__ == "__main__":
