@@ -114,9 +114,17 @@ def test_it_is_frozen() -> None:
 
 def test_an_op_has_its_fields_in_this_order() -> None:
     assert Op._fields[:6] == ("rule", "keys", "start", "values", "clock", "parties")
-    assert Op._fields[6:] == ("origin", "attempt", "number", "answer", "rows", "after", "deleted", "result", "unborn")
+    assert Op._fields[6:12] == ("origin", "attempt", "number", "answer", "rows", "after")
+    assert Op._fields[12:] == ("deleted", "result", "unborn", "stamps")
     numbers = {"origin": 0, "attempt": 0, "number": 0, "answer": False, "rows": -1}
-    assert Op._field_defaults == {**numbers, "after": None, "deleted": None, "result": None, "unborn": None}
+    assert Op._field_defaults == {
+        **numbers,
+        "after": None,
+        "deleted": None,
+        "result": None,
+        "unborn": None,
+        "stamps": None,
+    }
     assert (PUSH, ADD, ASSIGN, ROWS, DELETE, CLOSE, RETIRE, NO_CLOCK) == (0, 1, 2, 3, 4, 5, 6, -1)
     assert (OLDER, KEEP, DROP) == (0, 1, 2)
 
