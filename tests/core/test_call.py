@@ -169,9 +169,9 @@ def carried(parts: list[Part], table: int, shard_map: ShardMap, codecs: list[tup
         assert header.body == len(frame) - 64
         if header.flags & frames.LIST:
             assert codecs[part.run][2], "the route wants no lists"
-            used = 8 * (header.shards + header.count) if header.start < 0 else 0
             stated = header.start, header.table, header.shard, header.shards, header.count
-            frame = frame[:64] + theirs.take(*stated, frame[64 : 64 + used]) + frame[64 + used :]
+            listed, used = theirs.take(*stated, frame[64:])
+            frame = frame[:64] + listed + frame[64 + used :]
         assert (header.table, header.request, part.table) == (table, n + 1, table)
         assert part.op == (2, 9, header.number)
         assert part.shards == (header.shard, header.shard + header.shards)

@@ -8,7 +8,10 @@ from compiled import variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packing import size_of
+
 from dps.engine.client.origin import Origin
+from dps.engine.core.packed_keys import pack, packed_bytes
 from dps.engine.core.requests import call as call_module
 from dps.engine.core.requests import key_lists as lists_module
 from dps.engine.core.requests import part as part_module
@@ -21,6 +24,12 @@ from dps.engine.wire import frames
 from dps.engine.wire.frames import decode_header
 
 FLOAT32 = np.dtype("float32").num
+
+
+def packed(keys: np.ndarray) -> bytes:
+    out = np.empty(packed_bytes(keys), np.uint8)
+    pack(keys, out)
+    return out.tobytes()
 
 
 class Ends:
@@ -60,7 +69,12 @@ class Ends:
         if not header.flags & frames.LIST:
             return keys
         self.saved += 8 * header.count if not keys else 0
-        return self.theirs.take(header.start, header.table, header.shard, header.shards, header.count, keys)
+        stated = header.start, header.table, header.shard, header.shards, header.count
+        found, nbytes = self.theirs.take(*stated, body)  # which has values behind them
+        assert nbytes == len(keys)
+        if keys:
+            assert nbytes == 8 * header.shards + size_of(np.frombuffer(found, np.int64)[header.shards :])
+        return found
 
 
 def check_ends(data: st.DataObject, **modules: object) -> None:
@@ -104,7 +118,8 @@ def test_lists_that_were_named_last_stay() -> None:
 
 def test_lists_of_nothing_take_room() -> None:
     lists = lists_module.KeyLists()
-    for number in range(20_000):
+    assert lists.take(~0, 7, 0, 0, 0, b"") == (b"", 0)
+    for number in range(1, 20_000):
         lists.take(~number, 7, 0, 0, 0, b"")
     assert lists.nbytes <= KEPT_BYTES
     assert len(lists) < 20_000
@@ -123,28 +138,40 @@ def test_a_push_to_what_was_pulled_takes_no_keys() -> None:
     assert ends.saved == 8000, "of another table"
 
 
+TEN = np.int64(10).tobytes() + packed(np.arange(10))  # of one shard: a count, a form, a base and nine differences
+LONGER = np.int64(11).tobytes() + packed(np.arange(11) ** 5)
+
+
 @pytest.mark.parametrize(
-    ("start", "table", "shard", "shards", "count", "nbytes"),
+    ("start", "table", "shard", "shards", "count", "body"),
     [
-        (1, 7, 0, 1, 10, 0),
-        (0, 8, 0, 1, 10, 0),
-        (0, 7, 1, 1, 10, 0),
-        (0, 7, 0, 2, 9, 0),
-        (0, 7, 0, 1, 11, 0),
-        (0, 7, 0, 1, 10, 88),
-        (~2, 7, 0, 1, 10, 88),
-        (~1, 7, 0, 1, 10, 80),
-        (~0, 7, 0, 1, 10, 0),
+        (1, 7, 0, 1, 10, b""),
+        (0, 8, 0, 1, 10, b""),
+        (0, 7, 1, 1, 10, b""),
+        (0, 7, 0, 2, 9, b""),
+        (0, 7, 0, 1, 11, b""),
+        (~2, 7, 0, 1, 10, TEN),
+        (~1, 7, 0, 1, 10, TEN[:-8]),
+        (~1, 7, 0, 1, 10, TEN[:8]),
+        (~1, 7, 0, 1, 10, b""),
+        (~1, 7, 0, 4, 10, TEN),
+        (~1, 7, 0, 1, 1 << 31, TEN),
+        (~1, 7, 0, 1, 10, TEN[:8] + b"\x09" + TEN[9:]),
+        (~1, 7, 0, 1, 10, TEN[:8] + b"\x18" + TEN[9:]),
+        (~1, 7, 0, 1, 10, TEN[:8] + b"\x21" + TEN[9:]),
+        (~0, 7, 0, 1, 11, TEN),
+        (~0, 7, 0, 1, 10, b""),
     ],
 )
-def test_a_list_that_is_not_known_is_refused(start, table, shard, shards, count, nbytes) -> None:
+def test_a_list_that_is_not_known_is_refused(start, table, shard, shards, count, body) -> None:
     lists = lists_module.KeyLists()
-    content = np.arange(11).tobytes()
-    assert lists.take(~0, 7, 0, 1, 10, content) == content
-    assert lists.take(0, 7, 0, 1, 10, b"") == content
+    content = np.array([10, *range(10)]).tobytes()
+    assert lists.take(~0, 7, 0, 1, 10, TEN) == (content, len(TEN))
+    assert lists.take(0, 7, 0, 1, 10, b"") == (content, 0)
     with pytest.raises(ValueError, match=r"list \d of keys is not kept on this connection, which has had 1"):
-        lists.take(start, table, shard, shards, count, bytes(nbytes))
-    assert lists.take(0, 7, 0, 1, 10, b"") == content
+        lists.take(start, table, shard, shards, count, body)
+    assert lists.take(0, 7, 0, 1, 10, b"") == (content, 0)
+    assert lists.take(~1, 7, 0, 1, 11, LONGER)[1] == len(LONGER), "which was kept all the same"
 
 
 @pytest.mark.thorough
@@ -171,10 +198,13 @@ WRONG = [
     ("key_lists.pyx", "~head.start == self.next", "head.start < 0"),
     (
         "key_lists.pyx",
-        "while self.nbytes + taken > most_bytes:",
-        "while is_found and self.nbytes + taken > most_bytes:",
+        "while self.nbytes + nbytes + BESIDE > most_bytes:",
+        "while self._numbers and self.nbytes + nbytes + BESIDE > most_bytes:",
     ),
     ("call.pyx", "made.body = 0 if leg.naming == AS_LIST else", "made.body ="),
+    ("call.pyx", "leg.named = AS_KEPT_KEYS, number, ", "leg.named = AS_KEPT_KEYS, number, 8 + "),
+    ("call.pyx", "if leg.naming == AS_KEPT_KEYS:", "if False:"),
+    ("packed_keys.h", "return 8 + (count -", "return 8 + (count + 1 -"),
 ]
 
 

@@ -15,6 +15,7 @@ from lone_server import FOREVER, LoneServer
 from oracles import COLUMNS
 
 import dps
+from dps.engine.core import packed_keys
 from dps.engine.core.codec import CODECS, bytes_of_row, encode
 from dps.engine.server import requests
 from dps.engine.server.replicas import Replica
@@ -84,6 +85,12 @@ def framed(header: Header, body: bytes = b"") -> bytes:
     return encode_header(header._replace(body=len(body))) + body
 
 
+def packed_bytes(keys: np.ndarray) -> bytes:
+    out = np.empty(packed_keys.packed_bytes(keys), np.uint8)
+    packed_keys.pack(keys, out)
+    return out.tobytes()
+
+
 def padded_bytes(array: np.ndarray) -> bytes:
     return array.tobytes().ljust(padded(array.nbytes), b"\0")
 
@@ -151,16 +158,19 @@ class Talk:
         return self.broken(frame) if self.chance(0.15) else frame
 
     def listed(self, frame: bytes, nbytes: int) -> bytes:
-        """A frame whose keys, of so many bytes, are kept as a list, or are one that is; or the number is wrong."""
+        """A frame whose keys, of so many bytes, are kept as a list, or are one that is; or something is wrong with it."""
         header, body = frames.decode_header(frame, 0, 1 << 40), frame[frames.HEADER_SIZE :]
         keys, flags = body[:nbytes], header.flags | frames.LIST
         known = [n for n, each in enumerate(self.lists) if each == (header.table, keys)]
         if known and self.chance(0.9):
             return framed(header._replace(flags=flags, start=known[-1]), body[nbytes:])
         number = len(self.lists) + int(self.rng.integers(-1, 3)) * self.chance(0.1)
-        if number == len(self.lists):
+        packed = keys[: 8 * header.shards] + packed_bytes(np.frombuffer(keys[8 * header.shards :], np.int64))
+        if self.chance(0.1):  # of another length, or as they would travel without a list
+            packed = [packed[:-8], packed + bytes(8), keys][self.rng.integers(3)]
+        elif number == len(self.lists):
             self.lists.append((header.table, keys))
-        return framed(header._replace(flags=flags, start=~number), body)
+        return framed(header._replace(flags=flags, start=~number), packed + body[nbytes:])
 
     def forward(self, server: LoneServer) -> bytes:
         """A frame of a primary, for a backup in this state."""

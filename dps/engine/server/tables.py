@@ -19,7 +19,7 @@ from dps.engine.state.ops import ADD, AGE, ASSIGN, DELETE, PUSH, RETIRE, ROWS, O
 from dps.engine.state.partition import group
 from dps.engine.state.scan import FoundRows
 from dps.engine.state.shard import DenseShard, KeyedShard
-from dps.engine.telemetry.server_meter import BY_LIST, TableMeter
+from dps.engine.telemetry.server_meter import TableMeter
 from dps.engine.telemetry.snapshot import HeldRows, Turnover
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_array, padded, unpack_items
@@ -132,11 +132,13 @@ class ServerTable(TableState):
                 f"a client asked shard {number} for it: that client divides keys by another rule or version of dps"
             )
 
-    def unpacked(self, header: Header, body: memoryview, keys: bytes | None) -> tuple[Header, memoryview]:
+    def unpacked(
+        self, header: Header, body: memoryview, listed: tuple[bytes, int] | None
+    ) -> tuple[Header, memoryview]:
         """A pull or push as if its keys, and the values that it brings, had come as they are.
 
-        `keys` are those of a list, with the counts of its shards. Where they have come by its number, which takes no
-        bytes, the `start` is BY_LIST.
+        `listed` are the keys of a list, with the counts of its shards, and how many bytes named them: its `start` is
+        ~bytes then, for the meter.
         """
         spec, pushed = self.spec, header.kind == frames.PUSH
         codec = self.pushed if header.flags & frames.NARROW and pushed else 0
@@ -148,12 +150,13 @@ class ServerTable(TableState):
         used = len(body) - padded(given)
         if used < 0:
             raise ProtocolError(f"{header.count} rows pushed to table {spec.name!r} in {len(body)} bytes")
-        if keys is None:
+        if listed is None:
             keys = bytes(body[:used])
         else:
-            if used != (len(keys) if header.start < 0 else 0):
-                raise ProtocolError(f"{used} bytes name rows of table {spec.name!r} beside a list of {len(keys)} bytes")
-            header = header._replace(flags=header.flags & ~frames.LIST, start=0 if used else BY_LIST)
+            keys, named = listed
+            if used != named:
+                raise ProtocolError(f"{used} bytes name rows of table {spec.name!r} beside a list of {named} bytes")
+            header = header._replace(flags=header.flags & ~frames.LIST, start=~used)
         if codec:
             header = header._replace(flags=header.flags & ~frames.NARROW)
         wide = np.zeros(len(keys) + (padded(header.count * self.row_bytes) if pushed else 0), np.uint8)
@@ -372,18 +375,17 @@ def unpacking(
 
     def handle(connection: RoleConnection, header: Header, body: memoryview) -> None:
         if header.flags & frames.LIST or (header.flags & frames.NARROW and header.kind == frames.PUSH):
-            keys = _listed(header, body, connection.key_lists) if header.flags & frames.LIST else None
-            header, body = table_of(header).unpacked(header, body, keys)
+            listed = _listed(header, body, connection.key_lists) if header.flags & frames.LIST else None
+            header, body = table_of(header).unpacked(header, body, listed)
         handler(connection, header, body)
 
     return handle
 
 
-def _listed(header: Header, body: memoryview, lists: KeyLists) -> bytes:
-    """The counts and keys of a request that keeps a list, or names one."""
-    keys = body[: 8 * (header.shards + header.count) if header.start < 0 else 0]
+def _listed(header: Header, body: memoryview, lists: KeyLists) -> tuple[bytes, int]:
+    """The counts and keys of a request that keeps a list, or names one, and how many bytes of its body name them."""
     try:
-        return lists.take(header.start, header.table, header.shard, header.shards, header.count, keys)
+        return lists.take(header.start, header.table, header.shard, header.shards, header.count, body)
     except ValueError as error:
         raise ProtocolError(f"table number {header.table}: {error}") from None
 

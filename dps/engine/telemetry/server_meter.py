@@ -29,13 +29,23 @@ except ImportError:  # not on Windows
 
 C = TypeVar("C")
 
-__all__ = ["BY_LIST", "ServerMeter", "TableMeter", "process_usage"]
+__all__ = ["ServerMeter", "TableMeter", "process_usage"]
 
 # Number of shards whose size one report measures.
 MAX_SIZED_SHARDS = 256
 SAMPLES_PER_SECOND = 10_000  # accesses of all tables that are sampled: 0.1 to 0.3 us each, so 0.3 % of a core at most
-BY_LIST = -1  # `start` of a request whose keys have come by the number of a list, which takes no bytes
 COUNTED_HOT_KEYS = 64  # of a table, whose accesses a report sums up
+
+
+def named_bytes(header: Header) -> int:
+    """The bytes in which the keys of a request have come; where they are those of a list, its `start` is ~bytes.
+
+    >>> named_bytes(Header(PULL, shards=1, count=2)), named_bytes(Header(PULL, shards=1, count=2, start=~16, body=16))
+    (24, 16)
+    """
+    if header.flags & RANGE:
+        return 0
+    return min(~header.start, header.body) if header.start < 0 else 8 * (header.shards + header.count)
 
 
 class TableMeter(TableCounters):
@@ -163,7 +173,7 @@ class ServerMeter(ServerCounters):
             answered = pulled or header.flags & ANSWER
             row = meter.narrow_bytes if header.flags & NARROW else meter.row_bytes
             back = padded(header.count * row) if answered else 0
-            named = 0 if header.flags & RANGE or header.start == BY_LIST else 8 * (header.shards + header.count)
+            named = named_bytes(header)
             (meter.pulls if pulled else meter.pushes).count(header.count, header.body + back, seconds, named, back)
             for replica, keys, start, a, b in parts:
                 meter.count_keys(replica.number, keys, start, b - a)

@@ -25,6 +25,7 @@ cdef struct Leg:  # of a call: what one request carries
     bint lists  # its keys may be named by the number of a list
     int naming  # how it names its keys
     int64_t list  # the number of the list that they are
+    int64_t named  # bytes of its keys, as they travel, but for those of the counts
 
 
 cdef enum:
@@ -63,8 +64,8 @@ cdef class Call:
     cdef char *room  # for the answer; NULL: none comes
     cdef dps_header stamp
     cdef object _keys, _values, _out, _sums  # arrays that have to live as long as the pointers
-    cdef void *_buffers[10]
-    cdef size_t _sizes[10]
+    cdef void *_buffers[11]
+    cdef size_t _sizes[11]
     cdef void *memory(self, int which, size_t nbytes) except NULL
     cdef void forget(self)
     cdef bint prepare(

@@ -22,6 +22,7 @@ from libc.string cimport memcpy, memset
 cimport numpy as cnp
 
 from dps.engine.core.codec cimport AS_IS, coded_bytes, encode_rows, place_rows, seed_of
+from dps.engine.core.packed_keys cimport dps_packed_bytes, pack_keys, whole_words
 from dps.engine.core.requests.form cimport Form, fits, is_finite, new_rows
 from dps.engine.core.requests.frame cimport HEADER, LIST, MAGIC, NARROW, OK, RANGE, dps_header
 from dps.engine.core.requests.key_lists cimport UNKNOWN, KeyLists
@@ -44,7 +45,7 @@ cdef enum:
     LARGEST_SHORT = 0xFFFF  # number in a field of 16 bits
 
 cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows in the keys' order, cells of keys, rows
-    # as they travel
+    # as they travel, keys as they travel
     STARTS = 0
     ORDER = 1
     GROUPED = 2
@@ -55,7 +56,8 @@ cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows 
     ROWS = 7
     CELLS = 8
     CODED = 9
-    BUFFERS = 10
+    PACKED = 10
+    BUFFERS = 11
 
 
 cdef class Call:
@@ -331,6 +333,7 @@ cdef class Call:
                 leg[n].pulled = form.codecs[2 * run] if self.terms.narrow and not self.terms.pushes else AS_IS
                 leg[n].pushed = form.codecs[2 * run + 1] if self.terms.narrow and self.terms.carries else AS_IS
                 leg[n].lists, leg[n].naming, leg[n].list = self.terms.narrow and form.lists[run], AS_KEYS, 0
+                leg[n].named = 8 * (b - a)
                 n += 1
         return n
 
@@ -417,7 +420,7 @@ cdef class Call:
         if self.keys == NULL:
             made.start = self.start + leg.a
         else:
-            made.body = 0 if leg.naming == AS_LIST else 8 * (shards + leg.b - leg.a)
+            made.body = 0 if leg.naming == AS_LIST else 8 * shards + leg.named
             if leg.naming != AS_KEYS:
                 made.flags, made.start = made.flags | LIST, leg.list if leg.naming == AS_LIST else ~leg.list
             for n in range(shards):
@@ -433,7 +436,7 @@ cdef class Call:
         cdef int64_t shards = leg.end - leg.first, count = leg.b - leg.a, number
         cdef const int64_t *keys = self.keys + leg.a
         cdef const int64_t *counts
-        leg.naming = AS_KEYS
+        leg.naming, leg.named = AS_KEYS, 8 * count
         if lists is None or not leg.lists or count < LEAST_LISTED:
             return 0
         number = lists.find(leg.table, leg.first, shards, keys, count) if self.keys != NULL else UNKNOWN
@@ -441,8 +444,9 @@ cdef class Call:
             leg.naming, leg.list = AS_LIST, number
         elif self.keys != NULL:
             counts = <const int64_t *> (<char *> self.head(leg) + HEADER)
-            number = lists.keep(leg.table, leg.first, shards, counts, keys, count, True)
-            leg.naming, leg.list = AS_KEYS if number == UNKNOWN else AS_KEPT_KEYS, number
+            number = lists.keep(leg.table, leg.first, shards, counts, keys, count)
+            if number != UNKNOWN:
+                leg.naming, leg.list, leg.named = AS_KEPT_KEYS, number, whole_words(dps_packed_bytes(keys, count))
         return 0
 
     cdef bint lay(self, Leg *leg, iovec *pieces) except -1:
@@ -464,7 +468,11 @@ cdef class Call:
             pieces[0].iov_base, pieces[0].iov_len = head, HEADER
             if self.keys != NULL and leg.naming != AS_LIST:
                 pieces[0].iov_len += 8 * (leg.end - leg.first)
-                pieces[1].iov_base, pieces[1].iov_len = <void *> (self.keys + leg.a), 8 * (leg.b - leg.a)
+                pieces[1].iov_base, pieces[1].iov_len = <void *> (self.keys + leg.a), leg.named
+                if leg.naming == AS_KEPT_KEYS:
+                    taken = <char *> self.memory(PACKED, leg.named)
+                    pack_keys(self.keys + leg.a, leg.b - leg.a, taken)
+                    pieces[1].iov_base = taken
             leg.laid, n = leg.a, leg.b - leg.a
         elif n == 0:
             return False

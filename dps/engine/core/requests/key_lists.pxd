@@ -30,7 +30,10 @@ cdef class KeyLists:
         const int64_t *counts,
         const int64_t *keys,
         int64_t count,
-        bint is_found,
     ) except -2
+    cdef KeyList _made(
+        self, uint32_t table, int64_t first, int64_t shards, const int64_t *counts, int64_t count
+    )
+    cdef int64_t _added(self, KeyList made) except -2
     cdef KeyList use(self, int64_t number)
     cdef KeyList named(self, const dps_header *head, const char *body, int64_t length)
