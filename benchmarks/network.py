@@ -4,10 +4,11 @@ The server is in a network namespace of its own, behind a cable that lets 1 Gb/s
 much for these two cores as 10 to 25 Gb/s are for a machine of 16 to 48. Client, trainers and scheduler are on this side
 of the cable. There is no way to make it long, too: this kernel cannot delay packets (tc-netem).
 
-* *codecs*: how fast rows are made narrow, and wide again.
+* *codecs*: how fast rows are made narrow, and wide again; how fast keys are packed, and what they take then.
 * *bodies*: of a pull and a push of one row together, both directions, as the server counts them: a key there, a row
   back, a key and a row there, 144 bytes with dim 16, 24 with dim 1. *All that travels* is what the network device
-  counts. *Halves* and *bytes* are tables with ``wire=``.
+  counts. *Halves* and *bytes* are tables with ``wire=``. Keys of *new rows* are drawn from 2^40, of *hashed rows* from
+  2^24.
 * *rows a second*: beside what a plain socket gets through the same cable of such bodies.
 * *auto*: loops of pulls and pushes with `wire="auto"`, beside each of the settings from which it chooses, round by
   round in the same run; through the cable, and with the server on this side, where a Unix socket joins both ends.
@@ -41,6 +42,7 @@ from benchmarks.common import Report, parser
 from benchmarks.processes import PATIENCE, Machines, Namespace, machines, shaping_problem, wait_for
 from benchmarks.wire_losses import CASES, FULL, QUICK, Fitted, Sizes, by_factors, by_machine, by_words
 from dps.engine.core.codec import CODECS, bytes_of_row, decode, encode
+from dps.engine.core.packed_keys import pack, packed_bytes, unpack
 from dps.engine.state.wire_format import wire_of
 
 GIGABITS = (1.0,)
@@ -57,10 +59,12 @@ WIRES = {
 FIXED = {wire.label: dataclasses.replace(wire, measured=False) for wire in wire_of("auto").candidates}
 AUTO_CALLS, AUTO_BEFORE = 160, 600  # of a round; before the first one, in which "auto" chooses
 REACHES = {  # by dim, how rows travel, and whether they are the same each time
-    (1, "halves", "new rows"): "<= 12 bytes",
+    (1, "halves", "new rows"): "<= 10 bytes",
+    (1, "halves", "hashed rows"): "<= 8 bytes",
     (1, "halves", "the same rows"): "<= 4 bytes",
-    (16, "halves", "new rows"): "<= 72 bytes",
-    (16, "bytes", "new rows"): "<= 48 bytes",
+    (16, "halves", "new rows"): "<= 70 bytes",
+    (16, "halves", "hashed rows"): "<= 68 bytes",
+    (16, "bytes", "hashed rows"): "<= 44 bytes",
 }
 # A program that answers each 8 bytes with so many as they say, and takes as many after a negative number.
 PEER = """
@@ -113,13 +117,15 @@ def rates_of_plain_socket(cable: Namespace, nbytes: int) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def pull_and_push(trainer: dps.Trainer, parts: object, keys: np.ndarray, values: np.ndarray, calls: int) -> list[float]:
-    """The seconds of each round of pulls and pushes of the same rows, or, without `keys`, of others each time."""
+def pull_and_push(
+    trainer: dps.Trainer, parts: object, keys: np.ndarray, bits: int, values: np.ndarray, calls: int
+) -> list[float]:
+    """The seconds of each round of pulls and pushes of the same rows, or, without `keys`, of others of so many bits."""
     draw, seconds = np.random.default_rng(0), []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         for _ in range(calls):
-            named = keys if len(keys) else draw.integers(0, 1 << 40, len(values))
+            named = keys if len(keys) else draw.integers(0, 1 << bits, len(values))
             trainer.pull("rows", named)
             trainer.push("rows", named, values)
         seconds.append((time.perf_counter() - began) / calls)
@@ -134,12 +140,12 @@ def measure_rows(report: Report, ps: dps.ParameterServer, cable: Namespace, giga
     again, others = draw.integers(0, 1 << 40, ROWS), np.empty(0, np.int64)
     there, back = rates_of_plain_socket(cable, 1 << 26)
     for name, wire in WIRES.items() if dim > 4 else list(WIRES.items())[:2]:  # bytes are for longer rows
-        for which, keys in (("new rows", others), ("the same rows", again)):
+        for which, keys, bits in (("new rows", others, 40), ("hashed rows", others, 24), ("the same rows", again, 40)):
             ps.table("rows", dim=dim, wire=wire)
             taken, bodies = [0], [0]
             for calls in (TURN_CALLS, 2 * TURN_CALLS):  # the difference has no first call, which names what is new
                 before = sum(cable.traffic())
-                [seconds] = ps.run(pull_and_push, [0], trainers=1, args=(keys, values, calls), progress=False)
+                [seconds] = ps.run(pull_and_push, [0], trainers=1, args=(keys, bits, values, calls), progress=False)
                 taken.append(sum(cable.traffic()) - before)
                 bodies.append(bodies_of(ps) - sum(bodies))
             where = f"{gigabits:g} Gb/s, dim {dim}, {name}, {which}"
@@ -226,6 +232,31 @@ def measure_codecs(report: Report) -> None:
         rate = {work: rows.nbytes / statistics.median(each) * 1e-9 for work, each in seconds.items()}
         for work in ("encoded", "decoded"):
             report.add(f"{name} {work}, dim 16", rate[work], "GB/s", "a copy", rate["copied"], reach=reach)
+
+
+def measure_keys(report: Report) -> None:
+    """Packing and unpacking the keys of a part on one core, against a copy."""
+    draw = np.random.default_rng(0)
+    for bits, count, ascends in ((24, 32_768, True), (24, 32_768, False), (30, 32_768, True), (30, 1_000, False)):
+        keys = draw.integers(0, 1 << bits, count)
+        keys = np.unique(keys) if ascends else keys
+        packed, out = np.empty(packed_bytes(keys), np.uint8), np.empty_like(keys)
+        works = {
+            "packed": lambda keys=keys, packed=packed: pack(keys, packed),
+            "unpacked": lambda packed=packed, out=out: unpack(packed, out),
+            "copied": lambda keys=keys, out=out: np.copyto(out, keys),
+        }
+        seconds: dict[str, list[float]] = {work: [] for work in works}
+        for _ in range(100 * ROUNDS):
+            for work, run in works.items():
+                began = time.perf_counter()
+                run()
+                seconds[work].append(time.perf_counter() - began)
+        rate = {work: keys.nbytes / statistics.median(each) * 1e-9 for work, each in seconds.items()}
+        what = f"{count:,} keys of {bits} bits, {'ascending' if ascends else 'in the order of hashes'}"
+        report.add(f"{what}: packed", len(packed) / len(keys), "bytes a key")
+        for work in ("packed", "unpacked"):
+            report.add(f"{what}: {work}", rate[work], "GB/s", "a copy", rate["copied"], reach=">= 2 GB/s")
 
 
 def measure_clicks(
@@ -339,6 +370,7 @@ def main(argv: list[str] | None = None) -> None:
     with Report("a network", args.json) as report:
         if not args.auto:
             measure_codecs(report)
+            measure_keys(report)
         why = shaping_problem()
         if why is None:
             measure(report, args)

@@ -158,7 +158,7 @@ def losses(report: Report, case: Case, name: str, seeds: int, sizes: Sizes, sett
     """The loss of each seed, and a row of the bytes that the trainer of the last one pulled and pushed."""
     found = []
     for seed in range(seeds):
-        model, loss = case.fit(seed, sizes, settings)
+        model, loss, _ = case.fit(seed, sizes, settings)
         found.append(loss)
         if seed == seeds - 1:
             report.add(f"{case.name}, {name}: bodies of a fit", bodies_of(settings["client"]) / 1e6, "MB")

@@ -7,7 +7,6 @@ import pytest
 from compiled import variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from packing import size_of
 
 from dps.engine.client.origin import Origin

@@ -1,4 +1,4 @@
-"""Keys in fewer than 8 bytes: what arrives is what was sent, in the bytes that numpy says, and nothing else is taken."""
+"""Keys in fewer than 8 bytes: what arrives is what was sent, in the bytes that numpy says; nothing else is taken."""
 
 from __future__ import annotations
 
@@ -96,7 +96,13 @@ def is_right(body: bytes, count: int) -> bool:
 
 @pytest.mark.parametrize(
     ("bits", "count", "ascending", "hashed"),
-    [(24, 1_000, 3.1, 3.1), (24, 30_000, 2.1, 3.1), (30, 30_000, 3.1, 4.1), (40, 30_000, 4.1, 5.1), (64, 30_000, 7.1, 8.1)],
+    [
+        (24, 1_000, 3.1, 3.1),
+        (24, 30_000, 2.1, 3.1),
+        (30, 30_000, 3.1, 4.1),
+        (40, 30_000, 4.1, 5.1),
+        (64, 30_000, 7.1, 8.1),
+    ],
 )
 def test_hashed_features_take_few_bytes(bits: int, count: int, ascending: float, hashed: float) -> None:
     """Batches of features, as np.unique returns them, and in the order of another hash, as dps.localize does."""

@@ -158,7 +158,7 @@ class Talk:
         return self.broken(frame) if self.chance(0.15) else frame
 
     def listed(self, frame: bytes, nbytes: int) -> bytes:
-        """A frame whose keys, of so many bytes, are kept as a list, or are one that is; or something is wrong with it."""
+        """A frame whose keys, of so many bytes, are kept as a list, or are one that is; or something in it is wrong."""
         header, body = frames.decode_header(frame, 0, 1 << 40), frame[frames.HEADER_SIZE :]
         keys, flags = body[:nbytes], header.flags | frames.LIST
         known = [n for n, each in enumerate(self.lists) if each == (header.table, keys)]

@@ -132,9 +132,7 @@ class ServerTable(TableState):
                 f"a client asked shard {number} for it: that client divides keys by another rule or version of dps"
             )
 
-    def unpacked(
-        self, header: Header, body: memoryview, listed: tuple[bytes, int] | None
-    ) -> tuple[Header, memoryview]:
+    def unpacked(self, header: Header, body: memoryview, listed: tuple[bytes, int] | None) -> tuple[Header, memoryview]:
         """A pull or push as if its keys, and the values that it brings, had come as they are.
 
         `listed` are the keys of a list, with the counts of its shards, and how many bytes named them: its `start` is

@@ -54,7 +54,8 @@ class Wire(Recipe):
         lists=True, measured=True)``, and ``"lists"`` for ``Wire(local=False, lists=True)``, which loses nothing.
     lists : bool, optional
         Keep lists of keys at both ends of a connection, so that a push to the rows that were pulled just before, and a
-        list that comes again in the next epoch, travels without its keys. Both ends keep 4 MiB for each connection.
+        list that comes again in the next epoch, travels without its keys, and a new one in fewer than 8 bytes a key
+        where keys ascend or have few bits. Both ends keep 4 MiB for each connection.
         False by default; True with ``wire="auto"``.
     keep : float, optional
         Which share of the rows of a trainer's push travels: those with the largest norms, rounded up to whole rows. The

@@ -30,7 +30,8 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
          the pushes of several origins, and counts    attempt, the first and the last number of its
          for all of them or none                      pushes; the first one is that of the header
 ...      flags of a PULL or PUSH has LIST: start is   nothing in place of counts and keys; or with ~start
-         the number of a list of keys                 these, which are kept (`core/requests/key_lists.pyx`)
+         the number of a list of keys                 counts and packed keys (`core/packed_keys.h`), which are
+                                                      kept (`core/requests/key_lists.pyx`)
 ...      flags of a PULL or PUSH has NARROW           the values (of a PULL those of the answer) travel as the
                                                       table's `wire` says (`state/wire_format.py`)
 CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),

@@ -64,8 +64,8 @@ cdef class Call:
     cdef char *room  # for the answer; NULL: none comes
     cdef dps_header stamp
     cdef object _keys, _values, _out, _sums  # arrays that have to live as long as the pointers
-    cdef void *_buffers[11]
-    cdef size_t _sizes[11]
+    cdef void *_buffers[10]
+    cdef size_t _sizes[10]
     cdef void *memory(self, int which, size_t nbytes) except NULL
     cdef void forget(self)
     cdef bint prepare(

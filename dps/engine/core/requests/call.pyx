@@ -44,8 +44,8 @@ cdef enum:
     LEAST_LISTED = 2  # keys of a list that is kept
     LARGEST_SHORT = 0xFFFF  # number in a field of 16 bits
 
-cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows in the keys' order, cells of keys, rows
-    # as they travel, keys as they travel
+cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header with counts and packed keys, rows in the
+    # keys' order, cells of keys, rows as they travel
     STARTS = 0
     ORDER = 1
     GROUPED = 2
@@ -56,8 +56,7 @@ cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows 
     ROWS = 7
     CELLS = 8
     CODED = 9
-    PACKED = 10
-    BUFFERS = 11
+    BUFFERS = 10
 
 
 cdef class Call:
@@ -160,9 +159,7 @@ cdef class Call:
         self.most = max(1, terms.most // (form.row_bytes + (0 if listed is None else 8)))
         self.most = self.most if listed is None else min(self.most, terms.keys)
         self.keys, self.order, self.target, self.taken = NULL, NULL, NULL, False
-        self.rows = NULL
-        if rows is not None:
-            self.rows = <const char *> cnp.PyArray_DATA(rows)
+        self.rows = NULL if rows is None else <const char *> cnp.PyArray_DATA(rows)
         if listed is not None and not self._group(<const int64_t *> cnp.PyArray_DATA(listed), count):
             return False
         self.room, self.result, self._sums = NULL, None, None
@@ -333,7 +330,6 @@ cdef class Call:
                 leg[n].pulled = form.codecs[2 * run] if self.terms.narrow and not self.terms.pushes else AS_IS
                 leg[n].pushed = form.codecs[2 * run + 1] if self.terms.narrow and self.terms.carries else AS_IS
                 leg[n].lists, leg[n].naming, leg[n].list = self.terms.narrow and form.lists[run], AS_KEYS, 0
-                leg[n].named = 8 * (b - a)
                 n += 1
         return n
 
@@ -407,9 +403,10 @@ cdef class Call:
     # -- requests
 
     cdef dps_header *head(self, Leg *leg) except NULL:
-        """The header of a leg's request; behind it, unless a range is named, the counts of its shards."""
-        cdef int64_t shards = leg.end - leg.first, n
-        cdef dps_header *made = <dps_header *> self.memory(HEAD, HEADER + 8 * shards)
+        """The header of a leg's request; behind it, unless a range is named, the counts of its shards, and room for its
+        keys where they are packed."""
+        cdef int64_t shards = leg.end - leg.first, packed = leg.named if leg.naming == AS_KEPT_KEYS else 0, n
+        cdef dps_header *made = <dps_header *> self.memory(HEAD, HEADER + 8 * shards + packed)
         cdef int64_t *counts = <int64_t *> (<char *> made + HEADER)
         memcpy(made, &self.stamp, HEADER)
         made.request, made.table, made.count = leg.number, leg.table, <uint32_t> (leg.b - leg.a)
@@ -435,7 +432,6 @@ cdef class Call:
         """Choose how a leg names its keys on a connection with these lists; None: by themselves."""
         cdef int64_t shards = leg.end - leg.first, count = leg.b - leg.a, number
         cdef const int64_t *keys = self.keys + leg.a
-        cdef const int64_t *counts
         leg.naming, leg.named = AS_KEYS, 8 * count
         if lists is None or not leg.lists or count < LEAST_LISTED:
             return 0
@@ -443,8 +439,7 @@ cdef class Call:
         if number != UNKNOWN:
             leg.naming, leg.list = AS_LIST, number
         elif self.keys != NULL:
-            counts = <const int64_t *> (<char *> self.head(leg) + HEADER)
-            number = lists.keep(leg.table, leg.first, shards, counts, keys, count)
+            number = lists.keep(leg.table, leg.first, shards, <int64_t *> (self.head(leg) + 1), keys, count)
             if number != UNKNOWN:
                 leg.naming, leg.list, leg.named = AS_KEPT_KEYS, number, whole_words(dps_packed_bytes(keys, count))
         return 0
@@ -455,7 +450,7 @@ cdef class Call:
         They are valid until the call is used again. Rows in another order than that of the keys, and rows that travel
         otherwise than they are, are laid out some at a time.
         """
-        cdef int64_t row = self.form.row_bytes, n = leg.b - leg.laid, most = max(1, PIECE // row)
+        cdef int64_t row = self.form.row_bytes, n = leg.b - max(leg.laid, leg.a), most = max(1, PIECE // row)
         cdef int64_t sent = coded_bytes(leg.pushed, self.form.dim, row)
         cdef uint64_t seed = seed_of(self.stamp.trainer, self.stamp.clock, self.stamp.number + leg.chunk)
         cdef const int64_t *keys = NULL
@@ -465,15 +460,13 @@ cdef class Call:
         memset(pieces, 0, 4 * sizeof(iovec))
         if leg.laid == BEFORE:
             head = self.head(leg)
-            pieces[0].iov_base, pieces[0].iov_len = head, HEADER
+            pieces[0].iov_base, pieces[0].iov_len, leg.laid = head, HEADER, leg.a
             if self.keys != NULL and leg.naming != AS_LIST:
                 pieces[0].iov_len += 8 * (leg.end - leg.first)
                 pieces[1].iov_base, pieces[1].iov_len = <void *> (self.keys + leg.a), leg.named
                 if leg.naming == AS_KEPT_KEYS:
-                    taken = <char *> self.memory(PACKED, leg.named)
-                    pack_keys(self.keys + leg.a, leg.b - leg.a, taken)
-                    pieces[1].iov_base = taken
-            leg.laid, n = leg.a, leg.b - leg.a
+                    pieces[1].iov_base = <char *> head + pieces[0].iov_len
+                    pack_keys(self.keys + leg.a, n, <char *> pieces[1].iov_base)
         elif n == 0:
             return False
         if self.rows == NULL:
