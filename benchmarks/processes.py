@@ -81,9 +81,9 @@ class Namespace:
     def mend(self) -> None:
         ip("-n", self.name, "link", "set", "dpsbench1", "up")
 
-    def limit(self, gigabits: float | None) -> None:
-        """Let so many Gb/s through in each direction; None: as many as the processors can."""
-        limit_cable("dpsbench0", "dpsbench1", self.command(), gigabits)
+    def limit(self, gigabits: float | None, bands: bool = False) -> None:
+        """Let so many Gb/s through in each direction, as :func:`limit_cable` does."""
+        limit_cable("dpsbench0", "dpsbench1", self.command(), gigabits, bands)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes that went in so far, and out, with the headers of Ethernet, IP and TCP."""
@@ -104,22 +104,26 @@ def shaping_problem() -> str | None:
     return Namespace.problem() or (None if shutil.which("tc") else "there is no tc (iproute2)")
 
 
-def limit_cable(ours: str, theirs: str, inside: list[str], gigabits: float | None) -> None:
+def limit_cable(ours: str, theirs: str, inside: list[str], gigabits: float | None, bands: bool = False) -> None:
     """Let so many Gb/s through a cable in each direction; None: as many as the processors can. `inside` runs a program
     in the namespace of the far end.
 
     A token bucket (tc-tbf) in front of the cable at either end, of what the cable takes in BURST_SECONDS, and at least
-    one packet of the largest kind: as Linux hands packets of up to 64 KiB to such a cable.
+    one packet of the largest kind: as Linux hands packets of up to 64 KiB to such a cable. Packets wait in one line,
+    or, with `bands`, those of sockets with a priority pass the others (tc-pfifo_fast).
     """
     for device, where in ((ours, []), (theirs, inside)):
         words = [*where, "tc", "qdisc"]
+        subprocess.run([*words, "delete", "dev", device, "root"], check=False, capture_output=True)
         if gigabits is None:
-            subprocess.run([*words, "delete", "dev", device, "root"], check=False, capture_output=True)
             continue
         burst = max(LARGEST_PACKET, int(gigabits * 1e9 / 8 * BURST_SECONDS))
-        words += ["replace", "dev", device, "root", "tbf", "rate", f"{int(gigabits * 1e9)}bit"]
-        words += ["burst", str(burst), "latency", "50ms"]
-        subprocess.run(words, check=True, capture_output=True, text=True)
+        root = ["add", "dev", device, "root", "handle", "1:", "tbf", "rate", f"{int(gigabits * 1e9)}bit"]
+        root += ["burst", str(burst), "latency", "50ms"]
+        subprocess.run([*words, *root], check=True, capture_output=True, text=True)
+        if bands:
+            inner = ["add", "dev", device, "parent", "1:1", "pfifo_fast"]
+            subprocess.run([*words, *inner], check=True, capture_output=True, text=True)
 
 
 class Machines:
@@ -157,8 +161,9 @@ class Machines:
         host, inside = (self.host, []) if namespace is None else (namespace.theirs, namespace.command())
         self._start_worker(name, host, inside, "--resources", "dps=1")
 
-    def start_trainer(self, name: str) -> None:
-        self._start_worker(name, self.host, [])
+    def start_trainer(self, name: str, namespace: Namespace | None = None) -> None:
+        host, inside = (self.host, []) if namespace is None else (namespace.theirs, namespace.command())
+        self._start_worker(name, host, inside)
 
     def _start_worker(self, name: str, host: str, inside: list[str], *more: str) -> None:
         options = ["--name", name, "--host", host, "--nthreads", "1", *more, "--memory-limit", "0"]

@@ -253,6 +253,19 @@ def time_counts_once() -> None:
         assert (stage.meter.pulls, stage.meter.keys_pulled) == (2, 4)
 
 
+def a_large_request_is_announced_once_before_it_is_written() -> None:
+    """What the peer has got by then is all that was small, so none of it can be passed by what comes later."""
+    small, large = np.ones(100, np.float32), np.ones(10_000, np.float32)
+    with Stage(10_000) as stage:
+        arrived, theirs = [], stage.pairs[0][1]
+        stage.peers[0].stream.on_large = lambda: arrived.append(len(theirs.recv(1 << 20)))
+        for number, rows in enumerate((small, small, large, small, large), 1):
+            stage.send(number=number)
+            pushed = (stage.wires, stage.pushes, slice(0, len(rows)), rows, None)
+            assert stage.results(pushed) == [None]
+        assert arrived == [2 * (HEADER_SIZE + 400)]
+
+
 RULES = [
     numbers_of_requests_go_round,
     each_push_takes_a_number,
@@ -269,6 +282,7 @@ RULES = [
     an_interrupted_request_is_known_as_sent,
     a_wait_counts_for_the_server_that_is_waited_for,
     time_counts_once,
+    a_large_request_is_announced_once_before_it_is_written,
 ]
 
 
@@ -311,6 +325,12 @@ WRONG = {  # text of exchange.pyx, the wrong text, and the rule that breaks
     "sent when it is written": (SENT, WRITTEN, an_interrupted_request_is_known_as_sent),
     "waits add up": ("        self._counted = self.waited\n", "", a_wait_counts_for_the_server_that_is_waited_for),
     "each call takes all the time": ("began, waited = now, 0.0", "waited = 0.0", time_counts_once),
+    "announced when it is written": ("                (<Stream> wires.streams[leg.run]).announce(size)\n", "",
+                                     a_large_request_is_announced_once_before_it_is_written),
+    "small ones are announced": ("if nbytes > SMALL and", "if",
+                                 a_large_request_is_announced_once_before_it_is_written),
+    "announced again": ("on_large, self.on_large = self.on_large, None", "on_large = self.on_large",
+                        a_large_request_is_announced_once_before_it_is_written),
     "written while rows are owed": ("if self._ahead > AHEAD:", "if False:",
                                     test_a_large_request_waits_for_rows_that_are_owed),
 }  # fmt: skip

@@ -23,7 +23,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
 from dps.engine.wire.frames import HEADER_SIZE, Header, byte_views, encode_header
 from dps.engine.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
-from dps.engine.wire.sockets import SLICE_SECONDS, Plain, Tls, connected, connected_locally, keep_alive
+from dps.engine.wire.sockets import SLICE_SECONDS, Plain, Tls, connected, connected_locally, hasten, keep_alive
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 
 if TYPE_CHECKING:
@@ -141,12 +141,15 @@ class Channel:
         deadline = time.monotonic() + config.seconds("connect")
         try:
             sock = connected_locally(address) if tls is None else None
+            local = sock is not None
             if sock is None:
                 sock = connected(address, deadline, idle)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 keep_alive(sock)
+                hasten(sock)
             self._socket: Plain | Tls = Plain(sock) if tls is None else Tls.over(sock, tls, deadline, idle)
             self.stream = Stream(sock.fileno())
+            self.stream.on_large = None if local else self._socket.give_way
             self._introduce(session_name, secret, deadline, tls is not None)
         except DPSError:  # raised by `idle`, or by the peer; some are OSErrors too
             raise
@@ -198,6 +201,7 @@ class Channel:
         self._sinks += sink is not None
         self.traffic.sent += HEADER_SIZE + header.body
         try:
+            self.stream.announce(HEADER_SIZE + header.body)
             head = encode_header(header, number)
             if isinstance(pieces, (tuple, list)):
                 self._write([head, *pieces])
@@ -220,6 +224,7 @@ class Channel:
         try:
             if self._encrypted:
                 part.begin(number, self.stream.lists)
+                self.stream.announce(part.sent)
             pieces = part.pieces() if self._encrypted else self.stream.write(part, number)
             while pieces:
                 self._write(pieces)

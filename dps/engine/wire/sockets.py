@@ -44,6 +44,7 @@ __all__ = [
     "TlsVerdict",
     "connected",
     "connected_locally",
+    "hasten",
     "is_local",
     "is_own_address",
     "keep_alive",
@@ -158,6 +159,24 @@ def keep_alive(sock: socket.socket, untaken_seconds: float | None = None) -> Non
     for option, value in options.items():
         if hasattr(socket, option):  # on Linux; elsewhere the system's own times hold
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+# ---- Small requests before large ones
+
+INTERACTIVE = 6  # TC_PRIO_INTERACTIVE of Linux: the highest priority that needs no right
+
+
+def hasten(sock: socket.socket, priority: int = INTERACTIVE) -> None:
+    """Let what a TCP socket sends pass the packets of other sockets that wait for the same network card.
+
+    A connection has this priority until its first large request, and none from then on. So pulls and ticks of trainers
+    that send nothing large do not wait for the pushes of others. A connection's own packets never pass each other,
+    because those with a priority are older than those without. It is the queue of the sender's machine that looks at
+    priorities, where it is one of pfifo_fast or prio; where connections take turns (fq_codel), they matter less.
+    """
+    if hasattr(socket, "SO_PRIORITY"):  # on Linux
+        with contextlib.suppress(OSError):  # a closed socket has none
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
 
 
 # ---- The sockets of a channel: plain TCP and TLS, non-blocking underneath
@@ -276,6 +295,10 @@ class Plain:
         """Wait until the socket can be read (or written, with `also_write`); returns whether there is data to read."""
         events = (self._in_out if also_write else self._in).poll(seconds * 1000)
         return any(event & ~select.POLLOUT for _, event in events)
+
+    def give_way(self) -> None:
+        """Send without a priority from now on."""
+        hasten(self._sock, 0)
 
     def end(self) -> None:
         """End the connection in both directions; the socket stays open."""

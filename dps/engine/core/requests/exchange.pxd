@@ -19,7 +19,9 @@ cdef class Stream:
     cdef readonly int calls  # that use the socket now
     cdef public bint touched, ended
     cdef readonly KeyLists lists
+    cdef public object on_large
     cdef object _close  # to be called when no call uses the socket
+    cpdef int announce(self, int64_t nbytes) except -1
     cdef int leave(self) except -1
 
 

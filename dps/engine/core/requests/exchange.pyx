@@ -41,6 +41,7 @@ cdef enum:
     INBOX_BYTES = 1 << 16  # of an answer that are read together with its header
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
     AHEAD = 1 << 14  # bytes of requests that are written to servers which owe rows: any socket takes them
+    SMALL = 1 << 14  # bytes of a request; see `hasten` in dps/engine/wire/sockets.py
     SLICE = 250  # milliseconds of sleep, until the caller is asked whether to go on
 
 
@@ -70,6 +71,8 @@ cdef class Stream:
         The lists of keys that the peer knows by their numbers.
     ended : bool
         It is closed, or will be once no call uses it.
+    on_large : callable, optional
+        Called before the first request of more than SMALL bytes is written.
     """
 
     def __cinit__(self, int fd):
@@ -79,7 +82,7 @@ cdef class Stream:
         self.touched = True
         self.ended = False
         self.lists = KeyLists()
-        self._close = None
+        self._close = self.on_large = None
 
     def take(self) -> int:
         """A number for a request: 1 to 2**32 - 1, then 1 again."""
@@ -90,6 +93,13 @@ cdef class Stream:
     def close_after(self, close) -> None:
         """Call `close` when no call uses the socket any more."""
         self._close = close
+
+    cpdef int announce(self, int64_t nbytes) except -1:
+        """A request of so many bytes is about to be written."""
+        if nbytes > SMALL and self.on_large is not None:
+            on_large, self.on_large = self.on_large, None
+            on_large()
+        return 0
 
     def write(self, Part part not None, uint32_t number) -> list:
         """Write the request of a part, as far as the socket takes it now: the next buffers that are left.
@@ -103,6 +113,7 @@ cdef class Stream:
         self.calls += 1  # first, because another thread may close the channel at any time
         try:
             part.begin(number, self.lists)
+            self.announce(part.sent)
             while part.call.lay(&part.leg, pieces):
                 if self.ended:
                     return part.left(pieces)
@@ -352,9 +363,12 @@ cdef class Exchange:
         """Write the request of one leg."""
         cdef Traffic traffic = wires.traffics[leg.run]
         cdef iovec pieces[4]
+        cdef int64_t size
         while call.lay(leg, pieces):
             if pieces[0].iov_len:
-                traffic.sent += HEADER + <int64_t> (<dps_header *> pieces[0].iov_base).body
+                size = HEADER + <int64_t> (<dps_header *> pieces[0].iov_base).body
+                (<Stream> wires.streams[leg.run]).announce(size)
+                traffic.sent += size
             self._send(fd, pieces, 4, traffic, wires)
         return 0
 
