@@ -7,6 +7,7 @@ from fault_schedules import problem_of
 from split_schedules import check_lists
 from verdicts import problems
 
+from dps.engine.client.session import ClientSession
 from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.server import tables
 from dps.engine.simulation import endpoint
@@ -67,6 +68,12 @@ def test_lists_that_outlive_their_connection_are_seen(monkeypatch: pytest.Monkey
         self.key_lists = shared
 
     monkeypatch.setattr(endpoint.SimConnection, "__init__", begin_with)
+    assert_seen(monkeypatch)
+
+
+def test_ticks_that_pass_pushes_of_their_own_trainer_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick goes over a connection of its own, so nothing but the wait for acknowledgements holds it back."""
+    monkeypatch.setattr(ClientSession, "wait", lambda self: None)
     assert_seen(monkeypatch)
 
 
