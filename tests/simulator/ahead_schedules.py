@@ -221,7 +221,7 @@ def count_cached_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) 
         bounds |= {} if own is None else {table: own}
         cache = Cache(draw.choice((200, 400, "1 MB", "1 MB")), age=draw.choice((None, None, 60.0, 0.01)))
         sim.table(table, schedule.trainers, rows=rows, dtype="int64", shards=shards, staleness=own, cache=cache)
-    options = schedule.clocks, schedule.staleness, draw.choice((0, 1, 2)), draw.choice((0.0, 0.0, 0.3))
+    options = schedule.clocks, schedule.staleness, draw.choice((0, 1, 2, 4)), draw.choice((0.0, 0.0, 0.3))
     program = CountedRows(schedule.seed, tables, schedule.trainers, *options, bounds, tables)
     data = [list(range(schedule.clocks))] * schedule.trainers
     threads = draw.choice((1, 2, schedule.trainers))

@@ -62,8 +62,14 @@ def test_kept_rows_are_as_fresh_as_is_promised(part):
 
 
 WRONG_CACHES = {
-    "rows are kept for a clock more": [(CachedTables, "pull", "clock + ahead - bound", "clock + ahead - bound - 1")],
-    "rows that are pulled ahead count for this clock": [(CachedTables, "pull", "clock + ahead", "clock")],
+    "rows are kept for a clock more": [
+        (CachedTables, "_pull", "clock - self._standing.bound_of(spec)", "clock - 1 - self._standing.bound_of(spec)")
+    ],
+    "rows that are pulled ahead count for this clock": [(CachedTables, "pull", "own.clock + ahead", "own.clock")],
+    "rows on their way serve any clock": [(OpenPull, "serves", " and self.level >= level", "")],
+    "rows on their way have what is pushed meanwhile": [(RowCache, "join", " & ~pull.spoilt[at]", "")],
+    "rows on their way go to the wrong keys": [(CachedTables, "_joined", ".result()[at]", ".result()[np.sort(at)]")],
+    "rows that are too old are forgotten": [(RowsAhead, "finish", "pull.pull_stale(self._client)", "pass")],
     "a trainer does not see what it has changed": [
         (RowCache, "change", "step(self._rows", "(lambda *some: 0)(self._rows")
     ],
@@ -75,7 +81,7 @@ WRONG_CACHES = {
         (RowCache, "begin_pull", "pull.spoil(change.keys)", "pass")
     ],
     "the clock of the trainer that asks is that of all": [
-        (CachedTables, "pull", "level = self._standing.others_clock", "level = clock")
+        (CachedTables, "_ask", "self._standing.others_clock\n", "session.own.clock\n")
     ],
     "the cache does not know the staleness of a table": [(Participant, "bound_of", "is None", "is not None")],
     "rows stay after a meeting": [(CachedTables, "forget", "cache.clear()", "pass")],

@@ -335,7 +335,7 @@ VARIANTS = [
     (RowsAhead, "finish", "pull.pull_stale(self._client)", "pass"),
     (RowsAhead, "_send", " and not self._aggregates(wanted)", ""),
     (RowsAhead, "_notice_others", "self.forget()", "pass"),
-    (SentPull, "rows", "values[table][self._masks[table]] = fresh", "pass"),
+    (SentPull, "rows", "values[table][mask] = fresh", "pass"),
     (SentPull, "change", "name is None or self._names[table] == name", "name is None"),
     (rows_ahead, "flat_or_all", "keys is None or isinstance(keys, slice) or ", "keys is None or "),
     (Trainer, "_iterate_ahead", "batches.iterate(skipped)", "batches.iterate(0)"),

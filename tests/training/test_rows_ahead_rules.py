@@ -50,6 +50,23 @@ class Client:
         return SimpleNamespace(result=lambda: values)
 
 
+class RowsHere:
+    """Kept rows: which keys are here, some of them too old for any later batch."""
+
+    def __init__(self, fresh: Iterable[int] = (), old: Iterable[int] = ()):
+        self.is_used, self.told = True, list[list[tuple[int, str, list[int]]]]()
+        self._fresh, self._old = [*fresh], [*old]
+
+    def has(self, spec: Any, keys: np.ndarray) -> bool:
+        return spec.cache.nbytes > 0
+
+    def survey(self, spec: Any, keys: np.ndarray, ahead: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.isin(keys, self._old), ~np.isin(keys, self._old + self._fresh)
+
+    def expect(self, coming: Iterable[tuple[int, str, np.ndarray]]) -> None:
+        self.told.append([(at, table, keys.tolist()) for at, table, keys in coming])
+
+
 class Loop:
     """A loop over batches 0, 1, 2..., each of which wants the row of its number; no other trainer is waited for."""
 
@@ -93,15 +110,13 @@ class Loop:
 
 def caches_know_the_coming_batches() -> None:
     """A cache that is used is told which keys the batches after the present one name, and when."""
-    loop, told = Loop(ahead=2), []
-    loop.client.session.cached = SimpleNamespace(
-        is_used=True,
-        expect=lambda coming: told.append([(at, table, keys.tolist()) for at, table, keys in coming]),
-    )
+    loop, cache = Loop(ahead=2), RowsHere()
+    loop.client.session.cached = cache
     loop.run(4)
-    assert told == [[(n, "w", [n]) for n in range(at + 1, min(at + 3, 4))] for at in range(4)]
-    loop.client.session.cached = SimpleNamespace(is_used=False)
+    assert cache.told == [[(n, "w", [n]) for n in range(at + 1, min(at + 3, 4))] for at in range(4)]
+    cache.is_used, cache.told = False, []
     loop.run(1)
+    assert not cache.told
 
 
 def so_many_are_ahead() -> None:
@@ -222,6 +237,49 @@ def kept_rows_may_be_older() -> None:
     assert loop.pulls == [(0, False, [0]), (0, True, [1]), (1, False, [1])]
 
 
+def loop_with_rows(ahead: int, cache: RowsHere) -> Loop:
+    """Each batch wants a row of its own, and the rows 10 and 11."""
+    loop = Loop(ahead, lambda batch: {"w": [batch, 10, 11]})
+    loop.client.cache, loop.client.session.cached = Cache(1000), cache
+    return loop
+
+
+def rows_that_are_too_old_wait() -> None:
+    """Rows that are here and too old for a later batch are pulled at the end of the batch before it."""
+    loop = loop_with_rows(2, RowsHere(old=[10, 11]))
+    loop.run(3, {0: lambda: loop.push([10])})
+    assert loop.pulls == [
+        (0, False, [0, 10, 11]),
+        (0, True, [1, 10, 11]),
+        (0, True, [2]),
+        (0, True, [10]),
+        (1, True, [10, 11]),
+    ]
+    assert [rows["w"] for rows in loop.rows] == [{0: 0, 10: 0, 11: 0}, {1: 0, 10: 1, 11: 0}, {2: 0, 10: 1, 11: 0}]
+    loop = Loop(2, lambda batch: {"w": [10, 11]})  # with nothing left to be pulled at once
+    loop.client.cache, loop.client.session.cached = Cache(1000), RowsHere(old=[10, 11])
+    loop.run(3)
+    assert loop.pulls == [(0, False, [10, 11]), (0, True, [10, 11]), (1, True, [10, 11])]
+
+
+def rows_of_the_next_batch_do_not() -> None:
+    """The rows of the next batch are pulled at once, because they travel while the present one is computed."""
+    loop = loop_with_rows(1, RowsHere(old=[10, 11]))
+    loop.run(3)
+    assert loop.pulls == [(0, False, [0, 10, 11]), (0, True, [1, 10, 11]), (1, True, [2, 10, 11])]
+
+
+def rows_that_are_here_take_nothing_of_the_link() -> None:
+    """Bytes are counted of the rows that may travel: keys of 8 bytes, and rows of 8."""
+    for ahead, cache, counts in ((2, RowsHere([10], [11]), [2, 1, 1]), (2, RowsHere(), [3, 3, 3])):
+        loop, spent = loop_with_rows(ahead, cache), list[int]()
+        loop.rows_ahead._budget = SimpleNamespace(  # type: ignore[assignment]
+            due=lambda now: now, spend=lambda nbytes, now, spent=spent: spent.append(nbytes)
+        )
+        loop.run(4)
+        assert spent == [16 * count for count in counts]
+
+
 RULES = [
     caches_know_the_coming_batches,
     so_many_are_ahead,
@@ -238,6 +296,9 @@ RULES = [
     what_it_knows_is_not_an_op,
     any_row_where_it_is_not_said,
     kept_rows_may_be_older,
+    rows_that_are_too_old_wait,
+    rows_of_the_next_batch_do_not,
+    rows_that_are_here_take_nothing_of_the_link,
 ]
 
 
@@ -283,8 +344,17 @@ WRONG = {
                                    sums_are_pulled_at_their_time),
     "of any table": (SentPull, "change", "name is None or self._names[table] == name", "True",
                      only_what_it_has_changed_is_pulled_again),
-    "whole tables": (SentPull, "pull_stale", "self.wanted.keys[table][mask]", "self.wanted.keys[table]",
+    "whole tables": (SentPull, "_pull", "self.wanted.keys[table][mask]", "self.wanted.keys[table]",
                      only_what_it_has_changed_is_pulled_again),
+    "rows that are too old are pulled at once": (RowsAhead, "_survey", "late[table] = is_late", "pass",
+                                                 rows_that_are_too_old_wait),
+    "rows of the next batch wait": (RowsAhead, "_survey", "step > 1 and is_late", "is_late",
+                                    rows_of_the_next_batch_do_not),
+    "the others wait": (SentPull, "__init__", "~late[table] if", "late[table] if", rows_that_are_too_old_wait),
+    "rows that are here take of the link": (RowsAhead, "_survey", "count_nonzero(is_away", "count_nonzero(keys < 99",
+                                            rows_that_are_here_take_nothing_of_the_link),
+    "rows that are compared take nothing": (RowsAhead, "_survey", "else is_away | is_late", "else is_away",
+                                            rows_that_are_here_take_nothing_of_the_link),
     "before what was merged": (RowsAhead, "finish", SENT_THEN_PULLED, PULLED_THEN_SENT, again_behind_what_was_merged),
     "the last batch first": (RowsAhead, "finish", "self._coming[0].pull", "self._coming[-1].pull",
                              the_next_batch_is_first),

@@ -18,8 +18,9 @@ import numpy as np
 
 from dps.engine.client.inputs import as_keys, flat_keys, flat_rows, split_sparse
 from dps.engine.client.refreshed_rows import RefreshedRows
-from dps.engine.client.requests import Prepared, TableRoute, TableTerms, room_for
-from dps.engine.client.row_cache import OpenChange, PushOutcome, RowCache, Step, in_doubt
+from dps.engine.client.requests import Prepared, TableRoute, TableTerms, room_for, same_rows
+from dps.engine.client.row_cache import History, JoinedRows, OpenChange, PushOutcome, RowCache, Step, in_doubt
+from dps.engine.client.rows_under_way import RowsUnderWay
 from dps.engine.client.ticket import Pending, SentCall
 from dps.engine.client.verbs import Keys
 from dps.engine.core.shards import optimizers as kernels
@@ -27,7 +28,7 @@ from dps.engine.functions.definition import Function
 from dps.engine.state.dtypes import is_half
 from dps.engine.state.ops import ADD, ASSIGN, DELETE, PUSH, TableSpec
 from dps.engine.state.optimizers import SGD, Add, Assign
-from dps.errors import FunctionError, InputError, InputTypeError, KeyRangeError
+from dps.errors import DPSError, FunctionError, InputError, InputTypeError, KeyRangeError
 
 if TYPE_CHECKING:
     from dps.engine.client.session import ClientSession
@@ -57,45 +58,121 @@ class CachedTables:
     def __init__(self, session: ClientSession, standing: RunStanding, run: tuple[object, ...]):
         self._session, self._standing, self._run = session, standing, run
         self._caches: dict[str, RowCache] = {}
+        self._under_way: dict[str, list[RowsUnderWay]] = {}  # by table, in the order in which they were asked for
 
-    def has(self, route: TableRoute, keys: Keys) -> bool:
+    def has(self, spec: TableSpec, keys: Keys) -> bool:
         """Whether rows of the table are kept, by keys of this form."""
-        return route.spec.cache.nbytes > 0 and keys is not None and not isinstance(keys, slice)
+        return spec.cache.nbytes > 0 and keys is not None and not isinstance(keys, slice)
 
     def pull(
         self, route: TableRoute, terms: TableTerms, keys: Keys, out: object, keep: bool = False, ahead: int = 0
     ) -> Pending[object]:
         """A pull on its way, for use so many clocks `ahead`. With `keep`, the caller may change the keys before the
-        answer is here."""
+        answer is here.
+
+        A pull ahead waits for rows that an earlier pull has on its way; whether it is done does not tell of these.
+        """
+        return self._pull(route, terms, keys, out, keep, self._session.own.clock + ahead, joins=ahead > 0)
+
+    def survey(self, spec: TableSpec, keys: np.ndarray, ahead: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of rows for use so many clocks `ahead`, which ones are here or on their way, but too old; and which ones are
+        not. Two arrays of bool."""
+        session, cache = self._session, self._cache(spec)
+        with session.lock:
+            history = cache.enter(spec, session.epoch)
+            level = session.own.clock + ahead - self._standing.bound_of(spec)
+            pulls = [each.pull for each in self._take_in(spec.name)]
+            return cache.survey(pulls, keys, level, session.now(), history)
+
+    def _pull(
+        self, route: TableRoute, terms: TableTerms, keys: Keys, out: object, keep: bool, clock: int, joins: bool
+    ) -> Pending[object]:
+        """A pull for use at a clock. With `joins`, it takes rows of pulls on their way."""
         session, spec = self._session, route.spec
         sparse = split_sparse(spec.name, spec, keys)
         named, shape = as_keys(keys if sparse is None else sparse[0], spec.name)
         answer = room_for(out, shape, spec)
         rows, now = answer.reshape(-1, spec.dim), session.now()
-        clock, bound = session.own.clock, self._standing.bound_of(spec)
-        cache = self._cache(spec)
+        cache, level = self._cache(spec), clock - self._standing.bound_of(spec)
         history = cache.enter(spec, session.epoch)
+        open_rows = self._take_in(spec.name)
         aged = np.zeros(len(named), np.bool_) if route.compares else None
-        missing = cache.read(named, clock + ahead - bound, now, history, rows, aged)
+        missing = cache.read(named, level, now, history, rows, aged)
         if missing is None:
             return Pending((), lambda: answer)
-        wanted = named[missing]
-        level = self._standing.others_clock
+        joined = list[tuple[RowsUnderWay, JoinedRows]]()
+        if joins and open_rows:
+            lacking, by_pull = np.flatnonzero(missing), {each.pull: each for each in open_rows}
+            for some in cache.join([*by_pull], named[lacking], level, now, history):
+                places = lacking[some.places]
+                joined.append((by_pull[some.pull], some._replace(places=places)))
+                missing[places] = False
+        asked = None
+        if missing.any():
+            # Into an array of its own, because the caller may change `out` before the rows are kept.
+            fresh = RefreshedRows(route, rows[missing], None if aged is None else aged[missing])
+            asked = self._ask(route, terms, named[missing], fresh, history, keep)
+
+        def finish() -> np.ndarray:
+            if asked is not None:
+                rows[missing] = self._take(asked)
+            for under_way, some in joined:
+                rows[some.places] = self._joined(route, under_way, some.at, clock)
+            return answer
+
+        return Pending(() if asked is None else (asked.sent,), finish)
+
+    def _ask(
+        self, route: TableRoute, terms: TableTerms, keys: np.ndarray, fresh: RefreshedRows, history: History, keep: bool
+    ) -> RowsUnderWay:
+        """Ask the servers for rows."""
+        session, spec, bound = self._session, route.spec, self._standing.bound_of(route.spec)
+        clock, level = session.own.clock, self._standing.others_clock
         # A trainer that is alone takes its own clock, because another trainer may join, at that clock or a later one.
         # Rows of a table with aggregate= have no later level either, because they have no pushes of this clock yet.
         level = clock if math.isinf(level) or (spec.aggregate is not None and level > clock) else level
-        until = now + spec.cache.seconds(bounded=math.isfinite(bound))
-        opened = cache.begin_pull(self, wanted, level, until, history)
-        # Into an array of its own, because the caller may change `out` before the rows are kept.
-        fresh = RefreshedRows(route, rows[missing], None if aged is None else aged[missing])
-        (sent,) = session.send([fresh.prepared(terms, session.acting, wanted)], keep)
+        until = session.now() + spec.cache.seconds(bounded=math.isfinite(bound))
+        opened = self._cache(spec).begin_pull(self, keys, level, until, history)
+        (sent,) = session.send([fresh.prepared(terms, session.acting, keys)], keep)
+        asked = RowsUnderWay(self._cache(spec), opened, fresh, sent)
+        self._under_way.setdefault(spec.name, []).append(asked)
+        return asked
 
-        def finish() -> np.ndarray:
-            values = rows[missing] = fresh.values(sent.requests)
-            cache.keep(opened, values)
-            return answer
+    def _take(self, asked: RowsUnderWay) -> np.ndarray:
+        """The rows that were asked for, when they are here."""
+        with self._session.lock:
+            return asked.take()
 
-        return Pending((sent,), finish)
+    def _take_in(self, table: str) -> list[RowsUnderWay]:
+        """Keep the rows of a table that are here by now, because a push would spoil them; those still on their way."""
+        open_rows = self._under_way.get(table)
+        if not open_rows:
+            return []
+        still = []
+        for each in open_rows:
+            if not each.sent.done:
+                self._session.poll(each.sent)
+            if not each.sent.done:
+                still.append(each)
+            elif each.is_here:
+                each.take()
+        self._under_way[table] = still
+        return still
+
+    def _joined(self, route: TableRoute, under_way: RowsUnderWay, at: np.ndarray, clock: int) -> np.ndarray:
+        """Rows of an earlier pull, for use at a clock; if it has failed, they are asked for again."""
+        try:
+            return Pending((under_way.sent,), lambda: self._take(under_way)).result()[at]
+        except DPSError:
+            session, spec = self._session, route.spec
+            under_way.give_up()
+            with session.lock:
+                route = session.ready(spec.name)
+                if not same_rows(route.spec, spec):
+                    raise
+                terms = session.terms(route)
+                again = self._pull(route, terms, under_way.pull.keys[at], None, True, clock, joins=False)
+        return np.asarray(again.result()).reshape(-1, spec.dim)
 
     @property
     def is_used(self) -> bool:
@@ -114,6 +191,7 @@ class CachedTables:
             return None
         cache = self._cache(spec)
         history = cache.enter(spec, self._session.epoch)
+        self._take_in(spec.name)
         if rule == DELETE:
             return cache.change(self, None if keys is None else flat_keys(spec, keys)[0])
         named, rows = flat_rows(spec, keys, values)
@@ -139,7 +217,7 @@ class CachedTables:
 
     def close(self) -> None:
         """The trainer makes no more calls."""
-        caches, self._caches = self._caches, {}
+        caches, self._caches, self._under_way = self._caches, {}, {}
         for cache in caches.values():
             cache.leave(self)
 

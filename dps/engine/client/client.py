@@ -464,7 +464,7 @@ class Client(Verbs):
     ) -> Pending[object]:
         """A pull on its way, for use so many clocks `ahead`. With `keep`, the caller may change the keys before the
         answer is here."""
-        several, session = isinstance(table, Mapping), self.session
+        several, session, cached = isinstance(table, Mapping), self.session, self.session.cached
         outs: Any = outs_of(out) if several else None
         asked: list[Prepared | RangeScan | Pending[object]] = []
         with session.lock:
@@ -479,10 +479,8 @@ class Client(Verbs):
                     asked.append(prepared_born(route, terms, session.acting, named, place))
                 elif isinstance(named, slice) and route.spec.keyed and column is None:
                     asked.append(prepared_scan(route.spec, named, place, certified))
-                elif (
-                    session.cached is not None and not certified and column is None and session.cached.has(route, named)
-                ):
-                    asked.append(session.cached.pull(route, terms, named, place, keep, ahead))
+                elif cached is not None and not certified and column is None and cached.has(route.spec, named):
+                    asked.append(cached.pull(route, terms, named, place, keep, ahead))
                 else:
                     asked.append(
                         of_column(prepared_pull(route, terms, session.acting, named, place, certified), column)

@@ -35,6 +35,11 @@ which of them differ. Each counts as a row that was pulled when the servers were
 there or from here. So rules 1 to 3 hold for it as for any pull: where a push has changed it since it was handed out, it
 is not kept, and the row that is here stays with its old level.
 
+**Rows that are on their way.** A row that one pull has asked for need not be asked for by the next one
+(:meth:`RowCache.join`), where its level is high enough for that one, too, and no push of the process has spoilt it up
+to then. Such a row has all pushes that the process made before the second pull: it is as if that pull had been sent
+with the first one. What is pushed later concerns both pulls alike. Only the first one keeps the row.
+
 **Memory.** Rows lie in one array with room for as many as the budget allows. Where it is full, rows go in the order of
 Belady's rule (IBM Systems Journal 5, 1966), as far as the coming batches are known (:meth:`RowCache.expect`): first
 those that no coming batch names, and of these the ones that were not used for longest; then those that are named, the
@@ -48,6 +53,7 @@ import enum
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,7 +62,8 @@ from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.rows import gather
 from dps.engine.state.ops import TableSpec
 
-__all__ = ["CacheShelf", "OpenChange", "OpenPull", "PushOutcome", "RowCache", "Step", "in_doubt"]
+__all__ = ["CacheShelf", "JoinedRows", "OpenChange", "OpenPull", "PushOutcome", "RowCache"]
+__all__ += ["History", "Step", "in_doubt"]
 
 ROW_BYTES = 45  # of a row beside its values: its key in the index, its level, its age, its last use
 MOST_FAILED = 64  # pushes that failed, whose keys are remembered one by one; with more of them, no row is kept
@@ -80,11 +87,24 @@ class PushOutcome(enum.Enum):
 class OpenPull:
     """Rows that were asked for: the `keys`, and which of them are not to be kept (`spoilt`)."""
 
-    __slots__ = ("__weakref__", "history", "keys", "level", "spoilt", "until")
+    __slots__ = ("__weakref__", "_order", "history", "keys", "level", "spoilt", "until")
 
     def __init__(self, keys: np.ndarray, level: float, until: float, history: History):
         self.keys, self.level, self.until, self.history = keys, level, until, history
         self.spoilt = np.zeros(len(keys), np.bool_)
+        self._order: np.ndarray | None = None  # that sorts the keys; found when it is needed
+
+    def serves(self, level: float, now: float, history: History) -> bool:
+        """Whether the rows will have all pushes before clock `level`, and are those that a reader may have."""
+        return self.history == history and self.level >= level and self.until >= now
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Where the pull has these keys; -1 for those that it has not asked for."""
+        if self._order is None:
+            self._order = np.argsort(self.keys, kind="stable")
+        at = np.searchsorted(self.keys, keys, sorter=self._order)
+        at = self._order[np.minimum(at, len(self.keys) - 1)]
+        return np.where(self.keys[at] == keys, at, -1)
 
     def spoil(self, keys: np.ndarray | None) -> None:
         """Some of the keys are changed meanwhile; None: perhaps all."""
@@ -92,6 +112,15 @@ class OpenPull:
             self.spoilt[:] = True
         else:
             self.spoilt |= np.isin(self.keys, keys)
+
+
+class JoinedRows(NamedTuple):
+    """Rows that a reader gets from a pull which was sent before: at `places` of what it asks for, those `at` places of
+    the pull."""
+
+    pull: OpenPull
+    places: np.ndarray
+    at: np.ndarray
 
 
 class OpenChange:
@@ -210,6 +239,59 @@ class RowCache:
                     places[missing] = -1
                 gather(self._rows, places, rows)
         return missing if missing.any() else None
+
+    def join(
+        self, pulls: Sequence[OpenPull], keys: np.ndarray, level: float, now: float, history: History
+    ) -> list[JoinedRows]:
+        """Which of these rows are on their way in pulls of the reader, with all pushes before clock `level`; see above.
+
+        >>> from dps.engine.state.caching import Cache
+        >>> cache = RowCache(TableSpec("w", cache=Cache("1 kB")))
+        >>> pull = cache.begin_pull("trainer", np.array([7, 8, 9]), level=3, until=10.0, history=(0, 0))
+        >>> cache.change("trainer", np.array([8])).outcome = lambda: PushOutcome.ACKNOWLEDGED
+        >>> [(rows.places, rows.at) for rows in cache.join([pull], np.array([9, 8, 5]), 3, 9.0, (0, 0))]
+        [(array([0]), array([2]))]
+        >>> cache.join([pull], np.array([9]), 4, 9.0, (0, 0))
+        []
+        """
+        joined, left = list[JoinedRows](), np.arange(len(keys))
+        with self._lock:
+            self._look_at_changes()
+            for pull in pulls:
+                if not len(left):
+                    break
+                if pull in self._pulls and pull.serves(level, now, history):
+                    at = pull.find(keys[left])
+                    here = (at >= 0) & ~pull.spoilt[at]
+                    if here.any():
+                        joined.append(JoinedRows(pull, left[here], at[here]))
+                        left = left[~here]
+        return joined
+
+    def survey(
+        self, pulls: Sequence[OpenPull], keys: np.ndarray, level: float, now: float, history: History
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which of these rows the reader has, or gets by its `pulls`, but too old for `level`; which ones it has in no
+        way. Two arrays of bool."""
+        with self._lock:
+            self._look_at_changes()
+            places = np.empty(len(keys), np.int64)
+            self._index.find(keys, places)
+            known = (places >= 0) & (history[0] == self._history[0])
+            serves = known.copy()
+            serves[known] = (self._level[places[known]] >= level) & (self._until[places[known]] >= now)
+            for pull in pulls:
+                if pull in self._pulls:
+                    at = pull.find(keys)
+                    known |= at >= 0
+                    if pull.serves(level, now, history):
+                        serves |= (at >= 0) & ~pull.spoilt[at]
+        return known & ~serves, ~known
+
+    def give_up(self, pull: OpenPull) -> None:
+        """A pull has failed: none of its rows is kept, and no other pull gets them."""
+        with self._lock:
+            self._pulls.discard(pull)
 
     def begin_pull(self, trainer: object, keys: np.ndarray, level: float, until: float, history: History) -> OpenPull:
         """A trainer is about to ask the servers for rows: of a level, kept until then. It may change `keys` later."""

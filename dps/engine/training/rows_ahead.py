@@ -7,6 +7,8 @@ holds for the rows of a batch at the time of their use. These are the rules for 
   says it). What they pushed before that clock is on the servers, and so in the pull: `may_serve` of
   `coordination/clock.py`, with the staleness of the run or, if that is less, of a table of the batch.
 * Of its own pushes, those that came after the pull are not in it. Rows with such keys are stale: :class:`StaleRows`.
+* Rows of a table with ``cache=`` may be in the process, or on their way, and be too old for the batch. They count as
+  stale from the beginning, so they are pulled when other batches have perhaps brought newer ones (`_survey`).
 
 docs/design/training.md has the proof. In an iteration at clock c:
 
@@ -72,11 +74,11 @@ class StaleRows:
 
     __slots__ = ("_hashes", "_keys", "_order", "mask")
 
-    def __init__(self, keys: np.ndarray):
+    def __init__(self, keys: np.ndarray, mask: np.ndarray | None = None):
         self._keys = keys
         self._hashes: np.ndarray | None = None  # in ascending order; found when they are needed
         self._order: np.ndarray | None = None  # of the keys; None: they are in the order of their hashes
-        self.mask = np.zeros(len(keys), np.bool_)
+        self.mask = np.zeros(len(keys), np.bool_) if mask is None else mask.copy()
 
     def take(self) -> np.ndarray | None:
         """The mask, if some rows are stale; from now on they are not, because its caller pulls them again."""
@@ -114,6 +116,7 @@ def hashes_of(keys: np.ndarray) -> np.ndarray:
 # ---- The pulls
 
 Rows: TypeAlias = dict[TableLike, PulledRows]  # by table, as the user has named it
+Masks: TypeAlias = Mapping[TableLike, "np.ndarray | None"]  # which of the keys of a batch; None: all
 NOTED = frozenset({"push", "push_async", "add", "add_async", "assign", "assign_async", "push_pull", "push_pull_async"})
 
 
@@ -141,20 +144,28 @@ class Standing(Protocol):
 
 
 class SentPull:
-    """A pull of the rows of a later batch. All other trainers had reached `others_clock` before."""
+    """A pull of the rows of a later batch. All other trainers had reached `others_clock` before.
 
-    def __init__(self, wanted: WantedRows, others_clock: float, pending: Pending[dict[TableLike, np.ndarray]]):
+    The rows of `late` masks, by table, are not pulled yet: they count as stale.
+    """
+
+    def __init__(
+        self,
+        wanted: WantedRows,
+        others_clock: float,
+        client: Client,
+        clocks: int,
+        late: Mapping[TableLike, np.ndarray] = {},
+    ):
         self.wanted, self.others_clock = wanted, others_clock
-        self._pending = pending
-        # A second pull, because some rows had become stale meanwhile.
-        self._again: Pending[dict[TableLike, np.ndarray]] | None = None
-        self._masks: dict[TableLike, np.ndarray] = {}
+        self._pulls: list[tuple[Masks, Pending[dict[TableLike, np.ndarray]]]] = []
         self._stale: dict[TableLike, StaleRows] = {}
         self._names: dict[TableLike, str] = {}
         for table, keys in wanted.keys.items():
             place = place_of(table, keys)
             self._names[table] = place.table
-            self._stale[table] = StaleRows(np.asarray(place.keys))
+            self._stale[table] = StaleRows(np.asarray(place.keys), late.get(table))
+        self._pull(client, clocks, {table: ~late[table] if table in late else None for table in wanted.keys})
 
     def change(self, name: str | None, keys: np.ndarray | None) -> None:
         """The trainer changes rows of a table, or perhaps of all tables (None)."""
@@ -165,17 +176,30 @@ class SentPull:
     def pull_stale(self, client: Client) -> None:
         """Pull stale rows again, behind the pushes that were sent before."""
         masks = {table: rows.take() for table, rows in self._stale.items()}
-        self._masks = {table: mask for table, mask in masks.items() if mask is not None}
-        if self._masks:
-            again = {table: self.wanted.keys[table][mask] for table, mask in self._masks.items()}
-            self._again = client.pull_ahead(again, 1)  # because the clock ticks before they are used
+        self._pull(client, 1, {table: mask for table, mask in masks.items() if mask is not None})  # the clock ticks yet
 
     def rows(self) -> Rows:
-        values = self._pending.result()
-        if self._again is not None:
-            for table, fresh in self._again.result().items():
-                values[table][self._masks[table]] = fresh
+        values: dict[TableLike, np.ndarray] = {}
+        for masks, pending in self._pulls:
+            for table, fresh in pending.result().items():
+                mask = masks[table]
+                if mask is None:
+                    values[table] = fresh
+                    continue
+                if table not in values:
+                    values[table] = np.empty((len(mask), *fresh.shape[1:]), fresh.dtype)
+                values[table][mask] = fresh
         return self.wanted.filled(values)
+
+    def _pull(self, client: Client, clocks: int, masks: Masks) -> None:
+        """Pull some of the rows, for use so many clocks later. Without a mask, these are all rows of the table."""
+        asked = {
+            table: self.wanted.asked[table] if mask is None else self.wanted.keys[table][mask]
+            for table, mask in masks.items()
+            if mask is None or mask.any()
+        }
+        if asked:
+            self._pulls.append((masks, client.pull_ahead(asked, clocks)))
 
 
 class BatchAhead:
@@ -298,10 +322,9 @@ class RowsAhead:
             if coming.pull is None and serves(standing.staleness):
                 wanted = self._wanted(coming)
                 if len(wanted) and serves(self._bound(wanted)) and not self._aggregates(wanted):
-                    self._budget.spend(self._bytes_of(wanted), now)
-                    coming.pull = SentPull(
-                        wanted, self._level(wanted, clock + step), self._client.pull_ahead(wanted.asked, step)
-                    )
+                    late, nbytes = self._survey(wanted, step)
+                    self._budget.spend(nbytes, now)
+                    coming.pull = SentPull(wanted, self._level(wanted, clock + step), self._client, step, late)
 
     def _wanted(self, batch: BatchAhead) -> WantedRows:
         """The rows that a batch wants; its user is asked once for each batch."""
@@ -325,10 +348,24 @@ class RowsAhead:
         others = self._standing.others_clock
         return min(others, clock - self._bound(wanted)) if any(s.cache.nbytes for s in self._specs(wanted)) else others
 
-    def _bytes_of(self, wanted: WantedRows) -> int:
-        """How many bytes a pull takes of the link: keys there, and rows back."""
-        counts = map(len, wanted.keys.values())
-        return sum(n * (8 + spec.dim * spec.itemsize) for n, spec in zip(counts, self._specs(wanted), strict=True))
+    def _survey(self, wanted: WantedRows, step: int) -> tuple[dict[TableLike, np.ndarray], int]:
+        """Which rows of a batch, that comes so many clocks later, are not pulled yet; and how many bytes the others
+        take of the link: keys there, and rows back.
+
+        Rows that the process has, or that are on their way, may be too old for the batch. They are pulled at the end of
+        the batch before, because rows that are pulled later serve more batches.
+        """
+        late, nbytes = dict[TableLike, np.ndarray](), 0
+        for (table, keys), spec in zip(wanted.keys.items(), self._specs(wanted), strict=True):
+            count, cached = len(keys), self._client.session.cached
+            place = place_of(table, wanted.asked[table])
+            if cached is not None and place.column is None and cached.has(spec, place.keys):
+                is_late, is_away = cached.survey(spec, np.asarray(place.keys), step)
+                if step > 1 and is_late.any():
+                    late[table] = is_late
+                count = int(np.count_nonzero(is_away if step > 1 else is_away | is_late))
+            nbytes += count * (8 + spec.dim * spec.itemsize)
+        return late, nbytes
 
     def _specs(self, wanted: WantedRows) -> Iterator[TableSpec]:
         return (self._client.spec_of(place_of(table, keys).table) for table, keys in wanted.keys.items())
