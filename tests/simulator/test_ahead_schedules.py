@@ -66,9 +66,8 @@ WRONG_CACHES = {
         (CachedTables, "_pull", "clock - self._standing.bound_of(spec)", "clock - 1 - self._standing.bound_of(spec)")
     ],
     "rows that are pulled ahead count for this clock": [(CachedTables, "pull", "own.clock + ahead", "own.clock")],
-    "rows on their way serve any clock": [(OpenPull, "serves", " and self.level >= level", "")],
     "rows on their way have what is pushed meanwhile": [(RowCache, "join", " & ~pull.spoilt[at]", "")],
-    "rows on their way go to the wrong keys": [(CachedTables, "_joined", ".result()[at]", ".result()[np.sort(at)]")],
+    "rows on their way go to the wrong keys": [(CachedTables, "_joined", ".result()[at]", ".result()[at[::-1]]")],
     "rows that are too old are forgotten": [(RowsAhead, "finish", "pull.pull_stale(self._client)", "pass")],
     "a trainer does not see what it has changed": [
         (RowCache, "change", "step(self._rows", "(lambda *some: 0)(self._rows")

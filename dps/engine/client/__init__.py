@@ -19,6 +19,7 @@ push_meetings  where the trainers of a process put them together
 row_cache   the rules of these rows: which of them a trainer may use
 wire_choice  the rules by which a trainer chooses how rows travel between machines
 rows_under_way  rows that were asked for, until they are here and among these
+comparisons  whether it pays to ask the servers which of them have changed
 refreshed_rows  which of them have changed: the pull that asks, and what its answers say
 requests    a table by its route; calls prepared, and what is wrong with them
 route_changes  what servers have lost by a new route; and whether the controller is to be asked for it

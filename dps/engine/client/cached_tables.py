@@ -96,7 +96,7 @@ class CachedTables:
         cache, level = self._cache(spec), clock - self._standing.bound_of(spec)
         history = cache.enter(spec, session.epoch)
         open_rows = self._take_in(spec.name)
-        aged = np.zeros(len(named), np.bool_) if route.compares else None
+        aged = np.zeros(len(named), np.bool_) if route.compares and cache.comparisons.begin() else None
         missing = cache.read(named, level, now, history, rows, aged)
         if missing is None:
             return Pending((), lambda: answer)

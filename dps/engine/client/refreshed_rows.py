@@ -26,12 +26,15 @@ class RefreshedRows:
 
     `rows` [m, dim] has those that are `here`, bool[m], or none of them (None). The object keeps it, and puts the others
     there.
+    `compared` and `changed` count the rows of which the servers were asked whether they have changed, and those that
+    have; the latter once the answers are here.
     """
 
     def __init__(self, route: TableRoute, rows: np.ndarray, here: np.ndarray | None):
         self._route, self._rows = route, rows
         self._here = np.zeros(len(rows), np.bool_) if here is None else here
         self._lacking: Prepared | None = None
+        self.compared, self.changed = int(np.count_nonzero(self._here)), 0
 
     def prepared(self, terms: TableTerms, origin: Origin, keys: np.ndarray) -> Prepared:
         """The calls for the rows, which have these keys."""
@@ -50,11 +53,12 @@ class RefreshedRows:
         rows = self._rows
         if self._lacking is not None:
             rows[~self._here] = self._lacking.finish().reshape(-1, rows.shape[1])
-        places = np.flatnonzero(self._here)
+        places, self.changed = np.flatnonzero(self._here), 0
         for request in requests:
             part = request.call_part
             if part.is_changed:
                 own = places[part.places]
                 changed, fresh = changed_rows_in(request.body, len(own), rows.shape[1], rows.dtype)
                 rows[own[changed]] = fresh
+                self.changed += len(fresh)
         return rows

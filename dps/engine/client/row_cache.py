@@ -57,6 +57,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dps.engine.client.comparisons import Comparisons
 from dps.engine.client.push_meetings import PushMeetings
 from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.rows import gather
@@ -157,6 +158,13 @@ class RowCache:
     spec : TableSpec
         Its `cache` says how many bytes there are.
 
+    Attributes
+    ----------
+    room : int
+        How many rows there may be.
+    comparisons : Comparisons
+        Whether rows that are too old are compared.
+
     Examples
     --------
     >>> from dps.engine.state.caching import Cache
@@ -180,8 +188,9 @@ class RowCache:
 
     def _furnish(self, spec: TableSpec) -> None:
         """Begin without rows, for a table of that definition."""
-        row_bytes = spec.dim * np.dtype(spec.dtype).itemsize + ROW_BYTES
-        self.room = max(1, spec.cache.nbytes // row_bytes)
+        row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
+        self.room = max(1, spec.cache.nbytes // (row_bytes + ROW_BYTES))
+        self.comparisons = Comparisons(row_bytes)
         self._index = KeyIndex(spec.salt)
         # The system provides the memory of these arrays page by page, as rows come.
         self._rows = np.empty((self.room, spec.dim), spec.dtype)

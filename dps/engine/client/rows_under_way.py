@@ -42,6 +42,7 @@ class RowsUnderWay:
         if self._values is None:
             values = self._rows.values(self.sent.requests)
             self._cache.keep(self.pull, values)
+            self._cache.comparisons.note(self._rows.compared, self._rows.changed)
             self._values = values
         return self._values
 
