@@ -96,11 +96,11 @@ def test_which_rows_travel(wire, made, room):
 
 
 WRONG = {
-    "what was held back is lost": ("push", "sums[here] += self._rows[places[here]]", "pass"),
+    "what was held back is lost": ("push", "sums[here] += self._held.rows[places[here]]", "pass"),
     "a row that travels stays": ("push", "self.forget(keys[travels])", "pass"),
     "rows are held for a clock more": ("push", "clock - self.wire.hold", "clock - self.wire.hold - 1"),
-    "a change makes a row young again": ("push", "since[here] = self._since[places[here]]", "pass"),
-    "sums are halves": ("push", "= sums[stays]", "= (sums[stays].view('u4') & 0xFFFF0000).view('f4')"),
+    "a change makes a row young again": ("push", "since[here] = self._held.stamps[places[here]]", "pass"),
+    "sums are halves": ("push", ", sums[stays]", ", (sums[stays].view('u4') & 0xFFFF0000).view('f4')"),
     "there is always room": ("push", "if over > 0", "if False"),
     "rows that are taken stay": ("take", "self.forget(keys)", "pass"),
     "the youngest rows go first": ("take", "np.argpartition(since,", "np.argpartition(-since,"),

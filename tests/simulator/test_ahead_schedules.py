@@ -7,6 +7,7 @@ from ahead_schedules import check_ahead, check_cached
 from verdicts import assert_caught, problems
 
 from dps.engine.client.cached_tables import CachedTables
+from dps.engine.client.keyed_rows import KeyedRows
 from dps.engine.client.row_cache import OpenPull, RowCache
 from dps.engine.controller.run import Run
 from dps.engine.training.participant import Participant
@@ -70,10 +71,10 @@ WRONG_CACHES = {
     "rows on their way go to the wrong keys": [(CachedTables, "_joined", ".result()[at]", ".result()[at[::-1]]")],
     "rows that are too old are forgotten": [(RowsAhead, "finish", "pull.pull_stale(self._client)", "pass")],
     "a trainer does not see what it has changed": [
-        (RowCache, "change", "step(self._rows", "(lambda *some: 0)(self._rows")
+        (RowCache, "change", "step(self._kept.rows", "(lambda *some: 0)(self._kept.rows")
     ],
     "a row is changed twice": [
-        (RowCache, "change", "step(self._rows", "[step(self._rows, places, values), step][1](self._rows")
+        (RowCache, "change", "step(", "[step(self._kept.rows, places[here], values[here]), step][1](")
     ],
     "rows that are changed while they are pulled are kept": [(OpenPull, "spoil", "|=", "&=")],
     "rows are kept that another trainer changes meanwhile": [
@@ -89,7 +90,7 @@ WRONG_CACHES = {
     "what an earlier attempt has pushed elsewhere is in the cache": [
         (CachedTables, "_cache", "self._session.own.attempt", "None")
     ],
-    "rows go to the wrong keys": [(RowCache, "_make_room", "self._remove(", "len(")],
+    "rows go to the wrong keys": [(KeyedRows, "put", "self.rows[places], self", "self.rows[places[::-1]], self")],
 }
 
 

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dps.engine.core.shards.index import KeyIndex, keys_of
+from dps.engine.client.keyed_rows import KeyedRows
 from dps.engine.state.ops import TableSpec
 
 __all__ = ["ResidualRows", "distinct_rows", "significant"]
 
 ROW_BYTES = 36  # of a row beside its values: its key in the index, and its clock
-NEVER = np.iinfo(np.int64).max  # the clock of a place that has no row, so that it is not taken
 
 
 def distinct_rows(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,12 +88,10 @@ class ResidualRows:
     def __init__(self, spec: TableSpec, nbytes: int):
         self.spec, self.wire = spec, spec.wire
         self.room = max(1, nbytes // (spec.dim * 4 + ROW_BYTES))
-        self._index = KeyIndex(spec.salt)
-        # The system provides the memory of these arrays page by page, as rows come.
-        self._rows, self._since = np.empty((self.room, spec.dim), np.float32), np.empty(self.room, np.int64)
+        self._held = KeyedRows(self.room, spec.dim, np.dtype(np.float32), spec.salt)  # stamped by their oldest changes
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._held)
 
     def push(self, keys: np.ndarray, values: np.ndarray, clock: int) -> tuple[np.ndarray, np.ndarray]:
         """A push at a clock, of keys that are each named once, and rows [m, dim].
@@ -106,11 +103,11 @@ class ResidualRows:
         sums : ndarray
             The rows, with what was held back of them before.
         """
-        places = self._places(keys)
+        places = self._held.find(keys)
         here = places >= 0
         sums, since = values.astype(np.float32), np.full(len(keys), clock, np.int64)
-        sums[here] += self._rows[places[here]]
-        since[here] = self._since[places[here]]
+        sums[here] += self._held.rows[places[here]]
+        since[here] = self._held.stamps[places[here]]
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.linalg.norm(sums, axis=1)
         travels = significant(norms, self.wire.keep, self.wire.least) | (since <= clock - self.wire.hold)
@@ -120,36 +117,22 @@ class ResidualRows:
             travels[added[np.argsort(norms[added])[len(added) - over :]]] = True
         self.forget(keys[travels])
         stays = ~travels
-        if stays.any():
-            places = np.empty(int(np.count_nonzero(stays)), np.int64)
-            self._index.insert(keys[stays], places)
-            self._rows[places], self._since[places] = sums[stays], since[stays]
+        self._held.put(keys[stays], sums[stays], since[stays])
         return travels, sums
 
     def take(self, until: int, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Let go of the rows whose oldest change was made at clock `until` or before, and of the oldest of all others
         where there are more than `most`; their keys and rows."""
-        end = self._index.end
-        since = self._since[:end]
+        since = self._held.used
         chosen = since <= until
         over = 0 if most is None else len(self) - most
         if over > np.count_nonzero(chosen):
             chosen[np.argpartition(since, over - 1)[:over]] = True
         places = np.flatnonzero(chosen)
-        keys, rows = keys_of(self._index.tables, end)[places], self._rows[places]
+        keys, rows = self._held.keys_at(places), self._held.rows[places]
         self.forget(keys)
         return keys, rows
 
     def forget(self, keys: np.ndarray | None) -> None:
         """Drop what is held back of the rows of these keys; None: of all."""
-        if keys is None:
-            self._index = KeyIndex(self._index.salt)
-        elif len(self._index):
-            places = self._places(keys)
-            self._since[places[places >= 0]] = NEVER
-            self._index.remove(keys)
-
-    def _places(self, keys: np.ndarray) -> np.ndarray:
-        places = np.empty(len(keys), np.int64)
-        self._index.find(keys, places)
-        return places
+        self._held.remove(keys)

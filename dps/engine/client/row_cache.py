@@ -40,11 +40,8 @@ is not kept, and the row that is here stays with its old level.
 to then. Such a row has all pushes that the process made before the second pull: it is as if that pull had been sent
 with the first one. What is pushed later concerns both pulls alike. Only the first one keeps the row.
 
-**Memory.** Rows lie in one array with room for as many as the budget allows. Where it is full, rows go in the order of
-Belady's rule (IBM Systems Journal 5, 1966), as far as the coming batches are known (:meth:`RowCache.expect`): first
-those that no coming batch names, and of these the ones that were not used for longest; then those that are named, the
-ones of the farthest batch first. A row that was just pulled is not kept if all others come before it. Of the rows that
-are not named an eighth of the room goes at once, because each time costs a look at all rows.
+**Memory.** Rows lie in one array with room for as many as the budget allows. Where it is full, rows go by the rules of
+`eviction.py`.
 """
 
 from __future__ import annotations
@@ -58,8 +55,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dps.engine.client.comparisons import Comparisons
+from dps.engine.client.eviction import Coming, Eviction
+from dps.engine.client.keyed_rows import KeyedRows
 from dps.engine.client.push_meetings import PushMeetings
-from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.rows import gather
 from dps.engine.state.ops import TableSpec
 
@@ -68,12 +66,9 @@ __all__ += ["History", "Step", "in_doubt"]
 
 ROW_BYTES = 45  # of a row beside its values: its key in the index, its level, its age, its last use
 MOST_FAILED = 64  # pushes that failed, whose keys are remembered one by one; with more of them, no row is kept
-NOT_DUE = np.iinfo(np.int64).max  # the clock of the next use of a row that no coming batch names
-NEVER_USED = np.iinfo(np.int64).max  # the last use of a place that has no row, so that it is not chosen to go
 
 History = tuple[int, int]  # the number of the table, and the epoch of the placement
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # changes rows[places] by some values
-Coming = Sequence[tuple[int, np.ndarray]]  # clocks, and the keys that a batch of that clock names
 
 
 class PushOutcome(enum.Enum):
@@ -191,16 +186,12 @@ class RowCache:
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
         self.room = max(1, spec.cache.nbytes // (row_bytes + ROW_BYTES))
         self.comparisons = Comparisons(row_bytes)
-        self._index = KeyIndex(spec.salt)
-        # The system provides the memory of these arrays page by page, as rows come.
-        self._rows = np.empty((self.room, spec.dim), spec.dtype)
+        self._kept = KeyedRows(self.room, spec.dim, np.dtype(spec.dtype), spec.salt)  # stamped by their last uses
         self._level, self._until = np.empty(self.room, np.float64), np.empty(self.room, np.float64)
-        self._used = np.empty(self.room, np.int64)
-
-        self._coming: dict[object, Coming] = {}
+        self._eviction = Eviction(self._kept, spec.salt)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._kept)
 
     def enter(self, spec: TableSpec, epoch: int) -> History:
         """A trainer knows of that definition of the table, and of that epoch of the placement: what it is to name."""
@@ -208,7 +199,7 @@ class RowCache:
             if spec.id > self._history[0]:
                 self._furnish(spec)
             if spec.id > self._history[0] or epoch > self._history[1]:
-                self._clear()
+                self._kept.remove(None)
                 self._history = max(spec.id, self._history[0]), max(epoch, self._history[1])
         return spec.id, epoch
 
@@ -233,20 +224,19 @@ class RowCache:
         """
         with self._lock:
             self._look_at_changes()
-            places = np.empty(len(keys), np.int64)
-            self._index.find(keys, places)
+            places = self._kept.find(keys)
             missing = (places < 0) | (history[0] != self._history[0])
-            if len(self._index) and not missing.all():
+            if not missing.all():
                 old = ~missing & ((self._level[places] < level) | (self._until[places] < now))
                 missing |= old
-                self._uses += 1
-                self._used[places[~missing]] = self._uses
+                used = places[~missing]
+                self._kept.stamps[used] = self._stamps(len(used))
                 if aged is not None:
                     aged[:] = old
                     places[missing & ~old] = -1
                 else:
                     places[missing] = -1
-                gather(self._rows, places, rows)
+                gather(self._kept.rows, places, rows)
         return missing if missing.any() else None
 
     def join(
@@ -284,8 +274,7 @@ class RowCache:
         way. Two arrays of bool."""
         with self._lock:
             self._look_at_changes()
-            places = np.empty(len(keys), np.int64)
-            self._index.find(keys, places)
+            places = self._kept.find(keys)
             known = (places >= 0) & (history[0] == self._history[0])
             serves = known.copy()
             serves[known] = (self._level[places[known]] >= level) & (self._until[places[known]] >= now)
@@ -320,17 +309,13 @@ class RowCache:
             self._pulls.discard(pull)
             if not is_open or pull.history != self._history:
                 return
-            keys, stays = pull.keys, ~pull.spoilt
-            stays[stays] = self._make_room(keys[stays])
-            keys, values = keys[stays], values[stays]
+            keys, values = pull.keys[~pull.spoilt], values[~pull.spoilt]
             if not len(keys):
                 return
-            places = np.empty(len(keys), np.int64)
-            self._index.insert(keys, places)
-            self._rows[places] = values
+            stamps = self._stamps(len(keys))
+            stays = self._eviction.make_room(keys, stamps)
+            places = self._kept.put(keys[stays], values[stays], stamps[stays])
             self._level[places], self._until[places] = pull.level, pull.until
-            self._uses += 1
-            self._used[places] = self._uses
 
     def change(
         self,
@@ -353,17 +338,13 @@ class RowCache:
                 pull.spoil(keys)
             self._changes.append(opened)
             is_other = history is not None and history[0] != self._history[0]
-            if keys is None:
-                self._clear()
-            elif len(self._index) and (step is None or values is None or is_other):
-                self._remove(keys)
-            elif len(self._index) and step is not None and values is not None:
-                places = np.empty(len(keys), np.int64)
-                if self._index.find(keys, places):
-                    here = places >= 0
-                    places, values = places[here], values[here]
-                if len(places):
-                    step(self._rows, places, np.ascontiguousarray(values))
+            if keys is None or step is None or values is None or is_other:
+                self._kept.remove(keys)
+            elif len(self._kept):
+                places = self._kept.find(keys)
+                here = places >= 0
+                if here.any():
+                    step(self._kept.rows, places[here], np.ascontiguousarray(values[here]))
         return opened
 
     def end(self, change: OpenChange) -> None:
@@ -385,12 +366,12 @@ class RowCache:
         array([False, False,  True,  True, False])
         """
         with self._lock:
-            self._coming[trainer] = coming
+            self._eviction.expect(trainer, coming)
 
     def leave(self, trainer: object) -> None:
         """A trainer goes. What it has on its way may yet be applied, so these rows are not kept any more."""
         with self._lock:
-            self._coming.pop(trainer, None)
+            self._eviction.leave(trainer)
             self._look_at_changes()
             for change in self._changes:
                 if change.trainer is trainer:
@@ -400,7 +381,7 @@ class RowCache:
     def clear(self) -> None:
         """Forget all rows, those on their way, too."""
         with self._lock:
-            self._clear()
+            self._kept.remove(None)
             for pull in self._pulls:
                 pull.spoil(None)
 
@@ -430,63 +411,12 @@ class RowCache:
         change.dropped = True
         for pull in self._pulls:
             pull.spoil(change.keys)
-        if change.keys is None:
-            self._clear()
-        else:
-            self._remove(change.keys)
+        self._kept.remove(change.keys)
 
-    def _make_room(self, keys: np.ndarray) -> np.ndarray:
-        """Let rows go until there is room for rows of these keys; which of the keys may stay, bool[m]."""
-        stays = np.ones(len(keys), np.bool_)
-        if len(self._index) + len(keys) <= self.room:
-            return stays
-        end, places = self._index.end, np.empty(len(keys), np.int64)
-        self._index.find(keys, places)
-        is_new, new, used = places < 0, KeyIndex(self._index.salt), self._used[:end].copy()
-        order = self._uses + 1 + np.arange(len(keys))
-        used[places[~is_new]] = order[~is_new]
-        places = places[is_new]
-        new.insert(keys[is_new], places)
-        used_new = np.empty(new.end, np.int64)
-        used_new[places] = order[is_new]
-        over = len(self._index) + new.end - self.room
-        if over <= 0:
-            return stays
-        due = np.concatenate([self._due(self._index), self._due(new)])
-        scores = np.concatenate([used, used_new])
-        is_row, is_named = scores != NEVER_USED, due != NOT_DUE
-        spare = int(np.count_nonzero(is_row[:end] & ~is_named[:end]))
-        # Behind all that are not named, and before the places without a row.
-        named = is_row & is_named
-        scores[named] = self._uses + 1 + len(keys) + (np.max(due[named], initial=0) - due[named])
-        count = max(over, min(self.room // 8, spare))
-        gone = np.argpartition(scores, count - 1)[:count]
-        gone = np.concatenate([keys_of(self._index.tables, end), keys_of(new.tables, new.end)])[gone]
-        self._remove(gone)
-        leaving = KeyIndex(self._index.salt)
-        leaving.insert(gone, np.empty(len(gone), np.int64))
-        places = np.empty(len(keys), np.int64)
-        leaving.find(keys, places)
-        return places < 0
-
-    def _due(self, index: KeyIndex) -> np.ndarray:
-        """For each place of an index, the least clock of a coming batch that names its key; NOT_DUE without one."""
-        due = np.full(index.end, NOT_DUE)
-        for clock, keys in (each for coming in self._coming.values() for each in coming):
-            places = np.empty(len(keys), np.int64)
-            index.find(keys, places)
-            places = places[places >= 0]
-            due[places] = np.minimum(due[places], clock)
-        return due
-
-    def _remove(self, keys: np.ndarray) -> None:
-        places = np.empty(len(keys), np.int64)
-        self._index.find(keys, places)
-        self._used[places[places >= 0]] = NEVER_USED
-        self._index.remove(keys)
-
-    def _clear(self) -> None:
-        self._index = KeyIndex(self._index.salt)
+    def _stamps(self, count: int) -> np.ndarray:
+        """The stamps of so many uses of rows, one after the other."""
+        self._uses += count
+        return np.arange(self._uses - count, self._uses) + 1
 
 
 class CacheShelf:
