@@ -12,8 +12,8 @@ from noticing import assert_noticed
 
 import dps
 from dps.engine.client.eviction import Eviction, NamedKeys, Queue
-from dps.engine.client.keyed_rows import KeyedRows
 from dps.engine.client.row_cache import ROW_BYTES, RowCache
+from dps.engine.client.stamped_rows import StampedRows
 from dps.engine.state.ops import TableSpec
 
 HERE = 0, 0  # the table's number, and the epoch
@@ -115,7 +115,7 @@ def test_what_a_trainer_expects_goes_with_it():
 
 def looks_at_all_rows(room: int) -> int:
     """How often all rows are looked at while as many rows go as there is room for, one by one."""
-    rows = KeyedRows(room, 1, np.dtype("int64"), 0)
+    rows = StampedRows(room, 1, np.dtype("int64"), 0)
     looks, eviction, reads = 0, Eviction(rows, 0), rows.keys_at
 
     def counted(places: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ from ahead_schedules import check_ahead, check_cached
 from verdicts import assert_caught, problems
 
 from dps.engine.client.cached_tables import CachedTables
-from dps.engine.client.keyed_rows import KeyedRows
 from dps.engine.client.row_cache import OpenPull, RowCache
+from dps.engine.client.stamped_rows import StampedRows
 from dps.engine.controller.run import Run
 from dps.engine.training.participant import Participant
 from dps.engine.training.read_gate import ReadGate
@@ -90,7 +90,7 @@ WRONG_CACHES = {
     "what an earlier attempt has pushed elsewhere is in the cache": [
         (CachedTables, "_cache", "self._session.own.attempt", "None")
     ],
-    "rows go to the wrong keys": [(KeyedRows, "put", "self.rows[places], self", "self.rows[places[::-1]], self")],
+    "rows go to the wrong keys": [(StampedRows, "put", "self.rows[places], self", "self.rows[places[::-1]], self")],
 }
 
 

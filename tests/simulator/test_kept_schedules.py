@@ -7,8 +7,8 @@ from split_schedules import check_kept
 from verdicts import assert_caught, problems
 
 from dps.engine.client.cached_tables import CachedTables
-from dps.engine.client.keyed_rows import KeyedRows
 from dps.engine.client.refreshed_rows import RefreshedRows
+from dps.engine.client.stamped_rows import StampedRows
 from dps.engine.server import changed_pulls
 from dps.engine.server.changed_pulls import ChangedPulls
 
@@ -26,7 +26,7 @@ WRONG = {
         (CachedTables, "begin_change", "return cache.change(self, None if", "return None if True else (None if")
     ],
     "functions change no rows": [(CachedTables, "changing_all", "cache.change(self, None)", "None")],
-    "clears forget nothing": [(KeyedRows, "remove", "self._index = KeyIndex(self._index.salt)", "pass")],
+    "clears forget nothing": [(StampedRows, "remove", "self._index = KeyIndex(self._index.salt)", "pass")],
     "what others have changed counts as unchanged": [
         (changed_pulls, "changed_since", "!= prints[a:b]", "!= fingerprints(rows, spec.salt)")
     ],

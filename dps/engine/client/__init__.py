@@ -18,7 +18,7 @@ merged_pushes  a trainer's pushes that wait until its process sums them
 push_meetings  where the trainers of a process put them together
 row_cache   the rules of these rows: which of them a trainer may use
 eviction    which of them go when others need their room
-keyed_rows  the memory of such rows, and of those that are held back
+stamped_rows  the memory of such rows, and of those that are held back
 wire_choice  the rules by which a trainer chooses how rows travel between machines
 rows_under_way  rows that were asked for, until they are here and among these
 comparisons  whether it pays to ask the servers which of them have changed

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dps.engine.client.keyed_rows import NEVER, KeyedRows
+from dps.engine.client.stamped_rows import NEVER, StampedRows
 from dps.engine.core.shards.index import KeyIndex
 
 __all__ = ["Coming", "Eviction"]
@@ -69,7 +69,7 @@ class Queue:
         """The largest stamp of a row that is or was here."""
         return int(self._stamps[-1]) if len(self._stamps) else -1
 
-    def take(self, count: int, rows: KeyedRows, named: NamedKeys) -> np.ndarray:
+    def take(self, count: int, rows: StampedRows, named: NamedKeys) -> np.ndarray:
         """The keys of the next `count` rows, or of all that are left. Rows that were used since, or that are named, are
         passed over."""
         taken = [np.empty(0, np.int64)]
@@ -90,14 +90,14 @@ class Eviction:
 
     Parameters
     ----------
-    rows : KeyedRows
+    rows : StampedRows
         Their stamps grow with each use.
     salt : int
         Of hashes.
 
     Examples
     --------
-    >>> rows = KeyedRows(room=2, dim=1, dtype=np.dtype("float32"), salt=0)
+    >>> rows = StampedRows(room=2, dim=1, dtype=np.dtype("float32"), salt=0)
     >>> _ = rows.put(np.array([1, 2]), np.float32([[1], [2]]), np.array([1, 2]))
     >>> eviction = Eviction(rows, salt=0)
     >>> eviction.expect("trainer", [(5, np.array([1]))])
@@ -105,7 +105,7 @@ class Eviction:
     (array([ True]), array([ 0, -1]))
     """
 
-    def __init__(self, rows: KeyedRows, salt: int):
+    def __init__(self, rows: StampedRows, salt: int):
         self._rows, self._salt = rows, salt
         self._room = len(rows.stamps)
         self._coming: dict[object, Coming] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dps.engine.client.keyed_rows import KeyedRows
+from dps.engine.client.stamped_rows import StampedRows
 from dps.engine.state.ops import TableSpec
 
 __all__ = ["ResidualRows", "distinct_rows", "significant"]
@@ -88,7 +88,9 @@ class ResidualRows:
     def __init__(self, spec: TableSpec, nbytes: int):
         self.spec, self.wire = spec, spec.wire
         self.room = max(1, nbytes // (spec.dim * 4 + ROW_BYTES))
-        self._held = KeyedRows(self.room, spec.dim, np.dtype(np.float32), spec.salt)  # stamped by their oldest changes
+        self._held = StampedRows(
+            self.room, spec.dim, np.dtype(np.float32), spec.salt
+        )  # stamped by their oldest changes
 
     def __len__(self) -> int:
         return len(self._held)

@@ -56,8 +56,8 @@ import numpy as np
 
 from dps.engine.client.comparisons import Comparisons
 from dps.engine.client.eviction import Coming, Eviction
-from dps.engine.client.keyed_rows import KeyedRows
 from dps.engine.client.push_meetings import PushMeetings
+from dps.engine.client.stamped_rows import StampedRows
 from dps.engine.core.shards.rows import gather
 from dps.engine.state.ops import TableSpec
 
@@ -186,7 +186,7 @@ class RowCache:
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
         self.room = max(1, spec.cache.nbytes // (row_bytes + ROW_BYTES))
         self.comparisons = Comparisons(row_bytes)
-        self._kept = KeyedRows(self.room, spec.dim, np.dtype(spec.dtype), spec.salt)  # stamped by their last uses
+        self._kept = StampedRows(self.room, spec.dim, np.dtype(spec.dtype), spec.salt)  # stamped by their last uses
         self._level, self._until = np.empty(self.room, np.float64), np.empty(self.room, np.float64)
         self._eviction = Eviction(self._kept, spec.salt)
 

@@ -1,4 +1,4 @@
-"""KeyedRows: rows by key in memory of a fixed size, and a *stamp* for each, which tells the oldest ones. Pure."""
+"""StampedRows: rows by key in memory of a fixed size, and a *stamp* for each, which tells the oldest ones. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from dps.engine.core.shards.index import KeyIndex, keys_of
 
-__all__ = ["NEVER", "KeyedRows"]
+__all__ = ["NEVER", "StampedRows"]
 
 NEVER = np.iinfo(np.int64).max  # the stamp of a place that has no row, so that it counts as the newest
 
 
-class KeyedRows:
+class StampedRows:
     """Rows in *places* 0, 1, 2, ... below `room`. Its user sees to it that no more are put.
 
     Parameters
@@ -30,7 +30,7 @@ class KeyedRows:
 
     Examples
     --------
-    >>> kept = KeyedRows(room=4, dim=1, dtype=np.dtype("float32"), salt=0)
+    >>> kept = StampedRows(room=4, dim=1, dtype=np.dtype("float32"), salt=0)
     >>> kept.put(np.array([7, 8]), np.float32([[1], [2]]), np.array([5, 6]))
     array([0, 1])
     >>> kept.remove(np.array([7, 9]))
