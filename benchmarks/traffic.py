@@ -37,7 +37,7 @@ DIM, EXAMPLES, FIELDS = 16, 200, 20
 CLOCKS, PROCESSES = 60, 2
 STALENESSES = (0, 1, 4, 16)
 LARGE, SMALL = "64 MiB", "1 MiB"
-SETTINGS = ((LARGE, 0), (SMALL, 0), (SMALL, 8))  # bytes of the cache, batches that are known ahead
+SETTINGS = ((LARGE, 0), (LARGE, 8), (SMALL, 0), (SMALL, 8))  # bytes of the cache, batches that are known ahead
 REACH = ">= 0.9 x"
 THREADS, THREAD_CLOCKS, DENSE_ROWS = 4, 20, 1 << 14
 DRAWN, QUICK_DRAWN = (1_000, 4_000, 20_000, 100_000, 400_000), (1_000,)  # features in a batch, with repeats

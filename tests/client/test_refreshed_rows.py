@@ -98,6 +98,26 @@ def test_rows_that_others_have_changed_travel(cluster):
         assert traffic_of(ps, least).pulled <= least + 5 * MOST_BITS
 
 
+def change_all(trainer, parts, clocks):
+    """At each clock a client without a clock changes all rows before the trainer pulls them."""
+    with dps.Client(trainer.client.ticket) as other:
+        for _ in trainer.iterate(range(clocks)):
+            other.push("w", ALL, np.ones((KEYS, DIM), np.float32))
+            np.testing.assert_array_equal(trainer.pull("w", ALL), other.pull("w", ALL))
+
+
+def test_rows_that_always_change_are_not_compared_for_long(cluster):
+    """Two pulls are compared, until 1,024 rows have been; 8 pulls go without; then two pulls try again, and so on."""
+    with dps.ParameterServer(cluster) as ps:
+        ps.table("w", dim=DIM, optimizer=dps.SGD(0.1), cache="1 MB", shards=SHARDS)
+        ps.run(change_all, [0], trainers=1, args=(13,), progress=False)
+        traffic = traffic_of(ps, 2 * 13 * KEYS * ROW)
+        compared = 4  # the pulls of clocks 1 and 2, 11 and 12
+        assert traffic.pulled <= 2 * 13 * KEYS * ROW + compared * MOST_BITS
+        named = 8 * KEYS * (3 * 13 + compared)
+        assert named <= traffic.keys <= named + 8 * SHARDS * 3 * 13
+
+
 def test_a_restored_table_is_pulled_anew(cluster, tmp_path):
     def train(trainer, parts):
         read = []
