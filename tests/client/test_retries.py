@@ -21,11 +21,12 @@ from servers import SECRET, LocalSession, Servers, wait_until
 
 from dps.engine.client import route_changes
 from dps.engine.client.client import Client
+from dps.engine.client.requests import prepared_push
 from dps.engine.client.route_changes import LEASE_TRIES, MAX_SETBACKS, refused_by_leases
 from dps.engine.client.session import ClientSession
 from dps.engine.client.ticket import Certificate
 from dps.engine.coordination.placement import Place
-from dps.engine.state.ops import TableSpec
+from dps.engine.state.ops import PUSH, TableSpec
 from dps.engine.wire import frames
 from dps.engine.wire.channel import Request
 from dps.engine.wire.endpoint import Endpoint
@@ -140,6 +141,23 @@ def test_what_comes_after_a_refused_push_comes_after_it():
         assert all(pending.done() for pending in waiting)
         assert fake.taken == list(range(10))
         assert [values for header, _, values in fake.frames if header.number == 2] == [(2,), (2,)]
+
+
+def test_a_push_whose_route_was_renewed_goes_before_what_follows():
+    """As where one call pushes to two tables, and recovers from the failure of the first one's server."""
+    with fakes([], [], shards=1, owners=[0]) as (known, client, (before, after)):
+        session = client.session
+        with session.lock:
+            route = session.ready("t")
+            push = prepared_push(route, session.terms(route), session.acting, np.array([3]), np.array([5]), PUSH)
+            known.epoch, known.tables = 2, {"t": (known.tables["t"][0], [Place((1,))])}
+            session.fetch_route()
+            session.send([push])
+            pulled = client.pull_async("t", [3])
+        assert pulled.result().tolist() == [30]
+        client.wait()
+    assert [header.kind for header, *_ in after.frames] == [frames.PUSH, frames.PULL]
+    assert not before.frames
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

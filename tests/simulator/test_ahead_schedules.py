@@ -24,6 +24,11 @@ def test_rows_are_as_fresh_as_is_promised(part):
     assert not problems(check_ahead, SCHEDULES, part, parts=8)
 
 
+def test_a_schedule_that_has_shown_an_error():
+    """A call pushes to two tables: while it recovers from the loss of a server for one, the route of both changes."""
+    check_ahead(3105)
+
+
 RULE = "may_serve(pull.others_clock, clock, self._bound(pull.wanted))"
 GATE = "functools.partial(may_serve, standing.others_clock, clock + step)"
 WRONG = {

@@ -125,7 +125,7 @@ class ClientSession:
         self._closing = Once(f"closing a client of {ticket.session!r}")
         self._controller_channel: Channel | None = None
         self._channels: dict[int, Channel] = {}
-        self._unreached: set[int] = set()  # servers to which no connection could be made
+        self._unreached: set[int] = set()  # servers to which nothing goes until a recovery
         self._servers: dict[int, tuple[str, int]] = {}
         self.settled = self._tables = dict[str, TableRoute]()
         self._by_id: dict[int, TableRoute] = {}
@@ -255,6 +255,8 @@ class ClientSession:
         try:
             if server < 0:
                 raise lost_rows(route.spec, part, self.remedy)
+            if self._by_id.get(route.spec.id) is not route:  # renewed since the call began: later calls go by that
+                raise self._gave_up(server, MovedError(f"the servers of table {route.spec.name!r} have changed"))
             return self.channel(server).post(part)
         except (DataLostError, *RETRIED) as error:
             return Request.failed(error, part)
@@ -548,13 +550,10 @@ class ClientSession:
             if self.closed:
                 raise ClosedError(f"this client of parameter server {self.ticket.session!r} was closed; make a new one")
             what = f"server {server} of parameter server {self.ticket.session!r}"
-            if server not in self._servers:  # by a route that was renewed since the call began
-                self._give_up(server)
-                raise ServerGoneError(f"{what} is gone")
+            if server not in self._servers or server in self._unreached:
+                raise self._gave_up(server, ServerGoneError(f"{what} could not be reached, or is gone"))
             host, port = self._servers[server]
             what += f" at {host}:{port}"
-            if server in self._unreached:
-                raise ServerGoneError(f"{what} could not be reached")
             began = self.now()
             try:
                 check = functools.partial(self._check_server, server, [began])
@@ -562,8 +561,8 @@ class ClientSession:
                     self.ticket, (host, port), what, ServerGoneError, check
                 )
                 channel.traffic = self.meter.traffic(server)
-            except RETRIED:
-                self._give_up(server)
+            except RETRIED as error:
+                self._gave_up(server, error)
                 raise
             finally:
                 self.meter.held += self.now() - began
@@ -571,10 +570,11 @@ class ClientSession:
             raise ServerGoneError(f"the connection to {channel.what} broke")
         return channel
 
-    def _give_up(self, server: int) -> None:
-        """Remember that no connection to a server could be made, until the next recovery."""
+    def _gave_up(self, server: int, why: DPSError) -> DPSError:
+        """`why` nothing goes to a server until the next recovery, which is due now."""
         self._unreached.add(server)
         self._settle()
+        return why
 
     def close(self) -> None:
         """Close all connections. A push whose result was not waited for may be lost."""
