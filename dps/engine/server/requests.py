@@ -156,6 +156,7 @@ class ServerRole:
             frames.SCAN: self._when_free(self._closed(self._scan)),
             frames.GONE: GoneReaders(self.ops, self.leased, self._refuse).answer,
             frames.STATUS: self._status,
+            frames.SHARE: lambda connection, header, body: connection.share(header),
             frames.REPLICATE: self._beside(self._replicate),
             frames.DUMP: Dumps(endpoint, number, directory, self._table, pace).take,
             frames.GRANT: self.heartbeat.grants.answer,

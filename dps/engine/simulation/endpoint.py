@@ -15,6 +15,7 @@ import numpy as np
 
 from dps import config
 from dps.engine.core.requests.key_lists import KeyLists
+from dps.engine.core.requests.ring import Ring
 from dps.engine.simulation.network import END, End, ListeningEnd, Network
 from dps.engine.simulation.world import Party, Timer
 from dps.engine.wire import frames
@@ -107,6 +108,7 @@ class SimConnection(ListeningEnd):
         self.session: str | None = None
         self.party: object = None  # for the role's own use
         self.key_lists = KeyLists()
+        self.ring: Ring | None = None
         self.peer = "?"
         self._handshake = ListeningHandshake(endpoint.secrets)
         self.transport = Transport(self)
@@ -285,6 +287,9 @@ class SimConnection(ListeningEnd):
 
     def deliver(self, answers: bytes) -> None:
         self.transport.write(answers)
+
+    def share(self, header: Header) -> None:
+        self.reply(Header(frames.OK, request=header.request))  # answers come through the socket
 
     def acknowledge(self, header: Header) -> None:
         self.reply(header)

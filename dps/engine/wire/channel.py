@@ -10,6 +10,7 @@ taken stops reading requests, and both sides would wait for ever. And a channel 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING
 from dps import config
 from dps.engine.core.requests.exchange import Stream, Traffic
 from dps.engine.core.requests.part import Part
+from dps.engine.core.requests.ring import SLOT_BYTES
 from dps.engine.wire import frames
 from dps.engine.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
 from dps.engine.wire.frames import HEADER_SIZE, Header, byte_views, encode_header
 from dps.engine.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
+from dps.engine.wire.shared_memory import offered
 from dps.engine.wire.sockets import SLICE_SECONDS, Plain, Tls, connected, connected_locally, hasten, keep_alive
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 
@@ -150,6 +153,7 @@ class Channel:
             self._socket: Plain | Tls = Plain(sock) if tls is None else Tls.over(sock, tls, deadline, idle)
             self.stream = Stream(sock.fileno())
             self.stream.on_large = None if local else self._socket.give_way
+            self.stream.local = local
             self._introduce(session_name, secret, deadline, tls is not None)
         except DPSError:  # raised by `idle`, or by the peer; some are OSErrors too
             raise
@@ -337,6 +341,8 @@ class Channel:
             raise ProtocolError(f"{self.what} answered request {header.request}, which was never made")
         if header.kind == frames.ERROR:
             request.error = frames.decode_error(body)
+        elif header.flags & frames.SHARED and not self._take_piece(header, request):
+            return
         elif request.part is not None and request.part.accept(header.kind, header.request, header.body, body):
             pass  # its rows are where the caller wants them
         elif request.sink is None:
@@ -350,6 +356,18 @@ class Channel:
         self.traffic.received += HEADER_SIZE + header.body
         request.header, request.done = header, True
 
+    def _take_piece(self, header: Header, request: Request) -> bool:
+        """Take a piece of an answer from the memory that the peer shares; whether it was the last one."""
+        ring, whole = self.stream.ring, frames.padded(request.size)
+        if ring is None or request.sink is None or header.body or not 0 < header.start <= min(whole, SLOT_BYTES):
+            raise ProtocolError(f"{self.what} answered {header.start} bytes in shared memory, where {whole} were to come")
+        nbytes = min(header.start, request.size)
+        pour(memoryview(ring.slot())[:nbytes], request.sink)
+        ring.taken()
+        request.size -= nbytes
+        self.traffic.received += header.start
+        return header.start == whole
+
     def _kept(self, body: memoryview) -> bytes | memoryview:
         """The body of an answer for later: copied, unless it has memory of its own, and is not in the inbox."""
         return bytes(body) if body.obj is self._reader.inbox else body
@@ -360,6 +378,17 @@ class Channel:
     def is_plain(self) -> bool:
         """Whether a call may use the socket past this channel: nothing is half read, and no large answer is owed."""
         return not (self.closed or self._sinks or self._encrypted) and self._reader.between_frames
+
+    def share(self) -> None:
+        """Offer memory to the peer, which is a process of this machine, for the large answers that it owes.
+
+        Nothing waits for the answer, because a request that comes after it is not handled before it.
+        """
+        offer = offered()
+        if offer is not None:
+            self.stream.ring, number = offer
+            with contextlib.suppress(DPSError):  # the connection is closed, and those that use it find that out
+                self.ask(Header(frames.SHARE, number=number, clock=self.stream.ring.mark))
 
     def acknowledged(self, number: int) -> bool:
         """A call has read the answer to an earlier request: OK, without a body. False if there is no such request."""
@@ -423,6 +452,7 @@ class Channel:
         if socket_ is None:
             return
         self.stream.touched = self.stream.ended = True
+        self.stream.ring = None
         if self.stream.calls:
             self.stream.close_after(socket_.close)
             socket_.end()

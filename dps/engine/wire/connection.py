@@ -38,6 +38,7 @@ import numpy as np
 
 from dps import config
 from dps.engine.core.requests.key_lists import KeyLists
+from dps.engine.core.requests.ring import Ring
 from dps.engine.wire import frames
 from dps.engine.wire.departures import Coalescer, DirectWriter, Turn
 from dps.engine.wire.frame_reader import FrameReader
@@ -47,6 +48,7 @@ from dps.engine.wire.log_limit import LogLimit
 from dps.engine.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, GrowingBody, Incoming
 from dps.engine.wire.plain_answers import PlainAnswers, PlainStep
 from dps.engine.wire.rights import SERVER, role_of
+from dps.engine.wire.shared_memory import MOST_RINGS, opened
 from dps.engine.wire.sockets import DEAD_PEER_SECONDS, is_local, keep_alive, widen
 from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
 
@@ -75,6 +77,7 @@ class ConnectionOwner(Protocol):
     turn: Turn | None  # the end of a turn of a loop that polls
     handlers: dict[int, Handler]
     secrets: dict[str, str]
+    connections: set[Connection]
     strangers: dict[Connection, None]
     service: PlainStep | None  # service of the role: it answers plain frames
     incoming: Incoming
@@ -107,6 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self.origin = ("", "")  # session and host of a proved peer: connections of one origin share its memory
         self.party: object = None  # for the role's own use: the trainer or server behind the connection
         self.key_lists = KeyLists()
+        self.ring: Ring | None = None  # memory that the peer shares
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
         self._direct: DirectWriter
@@ -240,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._turn is not None:
             self._turn.forget(self)
         self._incoming = self._outgoing = Buffer(0)
-        self.key_lists = KeyLists()
+        self.key_lists, self.ring = KeyLists(), None
         # No frame is handled any more, so their memory goes now, and not when Python next looks for cycles.
         self._reader = FrameReader(0, inbox_bytes=0)
         self._plain = None
@@ -487,6 +491,13 @@ class Connection(asyncio.BufferedProtocol):
     def deliver(self, answers: bytes) -> None:
         """Send whole frames that a step has made, at once."""
         self._direct.write(answers, len(answers))
+
+    def share(self, header: Header) -> None:
+        """Take up the memory that the peer offers; where that cannot be, its answers come through the socket."""
+        sock = self.transport.get_extra_info("socket")
+        if sum(each.ring is not None for each in self.endpoint.connections) < MOST_RINGS and is_local(sock):
+            self.ring = opened(sock, header.number, header.clock)
+        self.acknowledge(Header(frames.OK, request=header.request))
 
     def acknowledge(self, header: Header) -> None:
         """Send a frame without a body at the end of this turn of the loop, in one system call with others."""

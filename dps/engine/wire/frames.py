@@ -34,6 +34,13 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
                                                       kept (`core/requests/key_lists.pyx`)
 ...      flags of a PULL or PUSH has NARROW           the values (of a PULL those of the answer) travel as the
                                                       table's `wire` says (`state/wire_format.py`)
+...      flags of a PULL has SHARED                   as without. The answer may be several frames: each OK
+                                                      with SHARED has no body, and says that a piece of
+                                                      `start` bytes is in the memory that both ends share;
+                                                      then, unless all has come so, one without SHARED has
+                                                      the rest
+SHARE    number: of a file of the client; clock: the  nothing
+         mark of the memory that it is
 CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),
          parties; with RANGE all rows of the shards;  then `FunctionCall` (`wire/messages.py`);
          REPLAYED as PUSH                             answer: what the parts returned
@@ -123,6 +130,7 @@ COMMIT = 23
 ABORT = 24
 GONE = 25
 VERSIONS = 26
+SHARE = 27
 ROUTE = 32
 JOIN = 33
 TICK = 34
@@ -167,6 +175,8 @@ MERGED = CERTIFICATE
 BORN = ANSWER
 # Flag of PULL: only rows are wanted that differ from those of the sender, whose fingerprints it names.
 CHANGED = REPLAYED
+# Flag of PULL and its answers: pieces of the answer may be, and are, in the memory that both ends share.
+SHARED = RULE_ASSIGN
 # Flags of PULL and PUSH: values travel as the table's `wire` says; the keys are a list of the connection.
 NARROW = CONTROL
 LIST = RULE_ROWS

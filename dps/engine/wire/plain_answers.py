@@ -8,6 +8,9 @@ A large answer leaves piece by piece: the next one is made when the peer has tak
 stay in the processor's cache, and the peer reads them meanwhile. No other request may come in between, because the
 answer would show a part of it. So the endpoint waits only for a process of this machine, and only as long as
 `patience` says; then the rest of the answer is copied, and the transport sends it.
+
+Where the peer shares memory (`shared_memory.py`), the pieces are made there, and only a header for each leaves through
+the socket. The same time of waiting counts, now for the peer to give a piece back.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from dps.engine.wire.departures import DirectWriter
-from dps.engine.wire.frames import HEADER_SIZE
+from dps.engine.wire.frames import HEADER_SIZE, SHARED
 from dps.engine.wire.protocols import RoleConnection
 
 __all__ = ["ROOM_BYTES", "PlainAnswers", "PlainStep"]
@@ -28,6 +31,8 @@ ROOM_BYTES = (1 << 19) + HEADER_SIZE
 # BYTES_A_NANOSECOND, which a peer that reads takes.
 WAIT_NANOSECONDS = 100_000
 BYTES_A_NANOSECOND = 10
+# Where fields of a header are: a byte, and words.
+FLAGS, START, BODY = 3, 5, 7
 
 
 def patience(nbytes: int) -> int:
@@ -50,6 +55,13 @@ class PlainStep(Protocol):
     def more(self, out: np.ndarray) -> int:
         """Go on with the last answer: how many bytes are in `out`."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether the last answer, of which only the header is made, goes on with :meth:`share`."""
+
+    def share(self, out: np.ndarray) -> int:
+        """As `more`, for a piece in the memory that the peer shares."""
+
 
 class PlainAnswers:
     """The answers of one connection, the `peer`, which has memory for large ones and sends those that leave later."""
@@ -59,12 +71,14 @@ class PlainAnswers:
         self._writer = writer
         self._from_server = from_server
         self._answers = np.empty(ROOM_BYTES, np.uint8)
+        self._head = self._answers[:HEADER_SIZE]
+        self._words = self._head.view(np.int64)
 
     def answer(self, step: PlainStep, inbox: np.ndarray, start: int, end: int) -> int:
         """Answer the plain frames at the beginning of inbox[start:end]; how many bytes they have."""
         answered, made = step.step(inbox, start, end, self._answers, self._peer, self._from_server)
         if step.left:
-            self._send_large(step, made)
+            (self._send_shared if step.shared else self._send_large)(step, made)
         elif made:
             self._writer.write(self._answers, made)
         return answered
@@ -80,3 +94,25 @@ class PlainAnswers:
             rest[: made - sent] = self._answers[sent:made]
             step.more(rest[made - sent :])
             self._writer.write(rest, len(rest))
+
+    def _send_shared(self, step: PlainStep, made: int) -> None:
+        """Put a large answer in the memory that the peer shares, as far as the peer takes it; send the rest."""
+        ring, head, words = self._peer.ring, self._head, self._words
+        assert ring is not None
+        assert made == HEADER_SIZE
+        sent, left = HEADER_SIZE, patience(step.left)
+        head[FLAGS], words[BODY] = SHARED, 0
+        while sent == HEADER_SIZE and step.left and (left := ring.wait(left)) >= 0:
+            words[START] = step.share(ring.slot())
+            ring.made()
+            sent, left = self._writer.write_soon(head, HEADER_SIZE, left)
+        unsent = HEADER_SIZE - sent
+        if step.left:
+            rest = self._peer.outgoing(unsent + HEADER_SIZE + step.left)
+            rest[:unsent] = head[sent:]
+            head[FLAGS], words[START], words[BODY] = 0, 0, step.left
+            rest[unsent : unsent + HEADER_SIZE] = head
+            step.more(rest[unsent + HEADER_SIZE :])
+            self._writer.write(rest, len(rest))
+        elif unsent:
+            self._writer.write(bytes(head[sent:]), unsent)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from dps.engine.core.requests.key_lists import KeyLists
+from dps.engine.core.requests.ring import Ring
 from dps.engine.wire.frames import Header
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class RoleConnection(Protocol):
 
     party: object  # for the role's own use: the trainer or server behind the connection
     key_lists: KeyLists  # the lists of keys that the peer's requests name by numbers
+    ring: Ring | None  # memory that the peer shares, for the bodies of large answers
 
     @property
     def session(self) -> str | None:
@@ -58,6 +60,9 @@ class RoleConnection(Protocol):
     def reply_json(self, header: Header, value: object) -> None: ...
 
     def reply_error(self, header: Header, error: BaseException) -> None: ...
+
+    def share(self, header: Header) -> None:
+        """Take up the memory that the peer offers."""
 
     def acknowledge(self, header: Header) -> None: ...
 

@@ -29,6 +29,7 @@ from dps.engine.wire.frames import (
     RULE_ASSIGN,
     RULE_DELETE,
     RULE_ROWS,
+    SHARED,
     Header,
 )
 from dps.engine.wire.protocols import RoleConnection
@@ -66,7 +67,7 @@ def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
 
 NO_FLAGS = frozenset({0})
 PULLS = _combinations((0, RANGE, LIST), (0, CERTIFICATE), (0, NARROW)) | _combinations((0, RANGE), (0, BORN))
-PULLS |= {CHANGED}
+PULLS |= {CHANGED} | _combinations((SHARED,), (0, RANGE, LIST), (0, NARROW))
 PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {RULE_DELETE, RULE_DELETE | RANGE}
 PACKED = _combinations((0, REPLAYED), (NARROW, LIST, NARROW | LIST, NARROW | RANGE), (0, ANSWER))
 REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
@@ -92,6 +93,7 @@ TO_SERVER: Rights = {
         frames.SCAN: frozenset({0, ANSWER}),
         frames.GONE: NO_FLAGS,
         frames.STATUS: NO_FLAGS,
+        frames.SHARE: NO_FLAGS,
     },
     SERVER: {
         frames.REPLICATE: PUSHES | CONTROLS | EFFECTS | COUNTED,

@@ -26,6 +26,7 @@ cdef struct Leg:  # of a call: what one request carries
     int naming  # how it names its keys
     int64_t list  # the number of the list that they are
     int64_t named  # bytes of its keys, as they travel, but for those of the counts
+    bint shared  # its answer may come through memory that both ends share
 
 
 cdef enum:

@@ -24,7 +24,7 @@ cimport numpy as cnp
 from dps.engine.core.codec cimport AS_IS, coded_bytes, encode_rows, place_rows, seed_of
 from dps.engine.core.packed_keys cimport dps_packed_bytes, pack_keys, whole_words
 from dps.engine.core.requests.form cimport Form, fits, is_finite, new_rows
-from dps.engine.core.requests.frame cimport HEADER, LIST, MAGIC, NARROW, OK, RANGE, dps_header
+from dps.engine.core.requests.frame cimport HEADER, LIST, MAGIC, NARROW, OK, RANGE, SHARED, dps_header
 from dps.engine.core.requests.key_lists cimport UNKNOWN, KeyLists
 from dps.engine.core.requests.terms cimport Terms
 from dps.engine.core.grouping cimport add_rows, number_part, scatter_keys, survey_keys
@@ -426,13 +426,15 @@ cdef class Call:
             made.body += ((leg.b - leg.a) * coded_bytes(leg.pushed, self.form.dim, self.form.row_bytes) + 7) & ~7
         if leg.pulled != AS_IS or leg.pushed != AS_IS:
             made.flags |= NARROW
+        if leg.shared:
+            made.flags |= SHARED
         return made
 
     cdef int name(self, Leg *leg, KeyLists lists) except -1:
         """Choose how a leg names its keys on a connection with these lists; None: by themselves."""
         cdef int64_t shards = leg.end - leg.first, count = leg.b - leg.a, number
         cdef const int64_t *keys = self.keys + leg.a
-        leg.naming, leg.named = AS_KEYS, 8 * count
+        leg.naming, leg.named, leg.shared = AS_KEYS, 8 * count, False
         if lists is None or not leg.lists or count < LEAST_LISTED:
             return 0
         number = lists.find(leg.table, leg.first, shards, keys, count) if self.keys != NULL else UNKNOWN

@@ -6,6 +6,7 @@ from dps.engine.core.requests.key_lists cimport KeyLists
 from dps.engine.core.requests.meter cimport CallMeter
 from dps.engine.core.requests.part cimport Part
 from dps.engine.core.requests.polling cimport Polling
+from dps.engine.core.requests.ring cimport Ring
 
 
 cdef class Traffic:
@@ -17,7 +18,8 @@ cdef class Stream:
     cdef readonly int fd
     cdef public uint32_t number  # of the next request
     cdef readonly int calls  # that use the socket now
-    cdef public bint touched, ended
+    cdef public bint touched, ended, local
+    cdef public Ring ring  # memory that the peer may use for large answers; None: it has none
     cdef readonly KeyLists lists
     cdef public object on_large
     cdef object _close  # to be called when no call uses the socket
@@ -28,6 +30,7 @@ cdef class Stream:
 cdef class Wires:
     cdef readonly list channels, streams, traffics
     cdef bint are_free(self) except -1
+    cdef int share(self, Call call) except -1
 
 
 cdef class Exchange:
@@ -57,5 +60,7 @@ cdef class Exchange:
     cdef void _count(self, Traffic traffic)
     cdef int _read(self, Call call, Leg *leg, int fd, Wires wires) except -1
     cdef bint _acknowledges(self, dps_header *head, Stream stream) except -1
-    cdef int _read_body(self, Call call, Leg *leg, int fd, Traffic traffic, Wires wires) except -1
+    cdef int _read_shared(self, Call call, Leg *leg, Stream stream, Traffic traffic, Wires wires) except -1
+    cdef int64_t _place(self, Call call, Leg *leg, int64_t a, const char *rows, int64_t nbytes) except -1
+    cdef int _read_body(self, Call call, Leg *leg, int64_t first, int fd, Traffic traffic, Wires wires) except -1
     cdef int _receive(self, int fd, char *buffer, int64_t nbytes, Traffic traffic, Wires wires) except -1

@@ -8,6 +8,7 @@ from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.core.requests.part import Part
 from dps.engine.core.requests.polling import Polling
+from dps.engine.core.requests.ring import Ring
 from dps.engine.core.requests.terms import Terms
 
 class Outcome: ...
@@ -29,6 +30,8 @@ class Stream:
     calls: int
     touched: bool
     ended: bool
+    local: bool
+    ring: Ring | None
     lists: KeyLists
     on_large: Callable[[], None] | None
     def __init__(self, fd: int) -> None: ...

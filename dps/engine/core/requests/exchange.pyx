@@ -17,12 +17,14 @@ from libc.string cimport memmove, memset
 
 from dps.engine.core.codec cimport AS_IS
 from dps.engine.core.requests.call cimport ANSWERED, SENT, UNSENT, Call, Leg, iovec
-from dps.engine.core.requests.frame cimport HEADER, dps_header
+from dps.engine.core.requests.frame cimport HEADER, MAGIC, OK, SHARED, dps_header
 from dps.engine.core.requests.key_lists cimport KeyLists
 from dps.engine.core.requests.part cimport Part
 from dps.engine.core.requests.polling cimport dps_polling
+from dps.engine.core.requests.ring cimport DPS_SLOT_BYTES, Ring
 
 from dps.engine.core.requests.call import LAST_NUMBER
+from dps.errors import ProtocolError
 
 cdef extern from "exchange.h" nogil:
     const int DPS_BROKEN, DPS_NOTHING
@@ -42,6 +44,7 @@ cdef enum:
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
     AHEAD = 1 << 14  # bytes of requests that are written to servers which owe rows: any socket takes them
     SMALL = 1 << 14  # bytes of a request; see `hasten` in dps/engine/wire/sockets.py
+    LEAST_SHARED = 1 << 20  # bytes of an answer that may come through shared memory
     SLICE = 250  # milliseconds of sleep, until the caller is asked whether to go on
 
 
@@ -73,6 +76,10 @@ cdef class Stream:
         It is closed, or will be once no call uses it.
     on_large : callable, optional
         Called before the first request of more than SMALL bytes is written.
+    local : bool
+        The peer is a process of this machine, to which no memory was offered yet.
+    ring : Ring or None
+        Memory that was offered to the peer, for its large answers.
     """
 
     def __cinit__(self, int fd):
@@ -80,7 +87,7 @@ cdef class Stream:
         self.number = 1
         self.calls = 0
         self.touched = True
-        self.ended = False
+        self.ended = self.local = False
         self.lists = KeyLists()
         self._close = self.on_large = None
 
@@ -158,6 +165,17 @@ cdef class Wires:
                     return False
                 stream.touched = False
         return True
+
+    cdef int share(self, Call call) except -1:
+        """Offer memory to the peers that owe large answers of a call, where they are on this machine."""
+        cdef Stream stream
+        cdef int n
+        for n in range(call.legs):
+            stream = self.streams[call.leg[n].run]
+            if stream.local and call.body_of(&call.leg[n]) >= LEAST_SHARED:
+                stream.local = False
+                self.channels[call.leg[n].run].share()
+        return 0
 
 
 cdef class Exchange:
@@ -262,7 +280,12 @@ cdef class Exchange:
             call = self.calls[n]
             if not (<Wires> wires).are_free() or not call.prepare(terms, origin, keys, values, out, -1):
                 return False
-            numbers += call.numbers if call.terms.pushes else 0
+            if call.terms.pushes:
+                numbers += call.numbers
+            elif call.count * call.form.row_bytes >= LEAST_SHARED:
+                (<Wires> wires).share(call)
+                if not (<Wires> wires).are_free():
+                    return False
         if origin.number + numbers > LAST_NUMBER:
             return False
         if numbers:
@@ -303,6 +326,7 @@ cdef class Exchange:
                     break
             leg[n].number = stream.take()
             call.name(&leg[n], stream.lists)
+            leg[n].shared = stream.ring is not None and not call.terms.pushes and call.body_of(&leg[n]) >= LEAST_SHARED
             self.current = leg[n].run
             leg[n].state = SENT
             self._write(call, &leg[n], stream.fd, wires)
@@ -407,7 +431,7 @@ cdef class Exchange:
                 break
             got += part
             while got >= HEADER and not mine:
-                mine = call.is_answer(leg, head)
+                mine = call.is_answer(leg, head) or is_piece(leg, head)
                 if not mine:
                     if not is_empty(head) or not (
                         self._acknowledges(head, wires.streams[leg.run])
@@ -428,8 +452,10 @@ cdef class Exchange:
             pass
         elif whole == HEADER + body:
             call.put(inbox + HEADER, leg.a, leg.b - leg.a, leg.pulled)
+        elif head.flags & SHARED:
+            self._read_shared(call, leg, wires.streams[leg.run], traffic, wires)
         else:
-            self._read_body(call, leg, fd, traffic, wires)
+            self._read_body(call, leg, leg.a, fd, traffic, wires)
         leg.state = ANSWERED
         self._count(traffic)
         traffic.answers += 1
@@ -450,16 +476,48 @@ cdef class Exchange:
                         return True
         return False
 
-    cdef int _read_body(self, Call call, Leg *leg, int fd, Traffic traffic, Wires wires) except -1:
-        """Read a large answer straight into its places, or, where they are in another order, piece by piece."""
+    cdef int _read_shared(self, Call call, Leg *leg, Stream stream, Traffic traffic, Wires wires) except -1:
+        """Take an answer from the memory that the peer shares. The header of its first piece has been read.
+
+        Where this end was too slow for the peer, the rest is the body of the last frame.
+        """
+        cdef dps_header *head = <dps_header *> self._inbox
+        cdef int64_t left = <int64_t> call.body_of(leg), a = leg.a
+        cdef Ring ring = stream.ring
+        while left > 0:
+            if is_piece(leg, head) and ring is not None:
+                if not 0 < head.start <= min(left, DPS_SLOT_BYTES):
+                    raise ProtocolError(f"a piece of {head.start} bytes in shared memory, with {left} bytes to come")
+                a = self._place(call, leg, a, ring.piece(), head.start)
+                left -= head.start
+                ring.taken()
+                if left > 0:
+                    self._receive(stream.fd, self._inbox, HEADER, traffic, wires)
+            elif head.magic == MAGIC and head.kind == OK and head.request == leg.number and head.body == <uint64_t> left:
+                return self._read_body(call, leg, a, stream.fd, traffic, wires)
+            else:
+                raise ProtocolError(f"something else between two pieces of an answer, with {left} bytes to come")
+        return 0
+
+    cdef int64_t _place(self, Call call, Leg *leg, int64_t a, const char *rows, int64_t nbytes) except -1:
+        """Put the rows of a piece in their places, from row a on: the row behind them."""
+        cdef int64_t row = call.answer_row(leg), n = min(nbytes // row, leg.b - a)
+        if (n * row + 7) & ~7 != nbytes or (n * row != nbytes and a + n < leg.b):
+            raise ProtocolError(f"a piece of {nbytes} bytes in shared memory, of rows of {row} bytes")
+        with nogil:
+            call.put(rows, a, n, leg.pulled)
+        return a + n
+
+    cdef int _read_body(self, Call call, Leg *leg, int64_t first, int fd, Traffic traffic, Wires wires) except -1:
+        """Read rows from the `first` on straight into their places, or, where they are in another order, by pieces."""
         cdef int64_t row = call.answer_row(leg), piece = max(1, PIECE // row), a, n
         cdef uint64_t nothing
         cdef char *rows
         if call.order == NULL and leg.pulled == AS_IS:
-            self._receive(fd, call.room + leg.a * row, (leg.b - leg.a) * row, traffic, wires)
+            self._receive(fd, call.room + first * row, (leg.b - first) * row, traffic, wires)
         else:
-            rows = self._memory(min(piece, leg.b - leg.a) * row)
-            for a in range(leg.a, leg.b, piece):
+            rows = self._memory(min(piece, leg.b - first) * row)
+            for a in range(first, leg.b, piece):
                 n = min(piece, leg.b - a)
                 self._receive(fd, rows, n * row, traffic, wires)
                 with nogil:
@@ -486,4 +544,9 @@ cdef class Exchange:
 
 cdef inline bint is_empty(dps_header *head) noexcept:
     """Whether this is the header of an answer without a body, and no error."""
-    return head.magic == 0x5044 and head.kind == 64 and head.body == 0
+    return head.magic == MAGIC and head.kind == OK and head.body == 0
+
+
+cdef inline bint is_piece(Leg *leg, dps_header *head) noexcept:
+    """Whether this says that a piece of the answer to a leg is in the memory that both ends share."""
+    return leg.shared and is_empty(head) and head.request == leg.number and head.flags & SHARED

@@ -33,6 +33,7 @@ cdef enum:  # the beginning of a header, its bytes, kinds of frames and their fl
     CONTROL = 32
     NARROW = 32  # a flag of PULL and PUSH only: values travel as the table's `wire` says
     CHANGED = 128  # a flag of PULL only: rows are wanted that have other fingerprints than those named
+    SHARED = 4  # a flag of PULL and its answer only: pieces may be, and are, in memory that both ends share
     LIST = 64  # a flag of PULL and PUSH only: the keys are a list that both ends keep
 
 

@@ -27,4 +27,5 @@ cdef class Gathering:
     cdef int begin(
         self, TableState table, const Part *part, int count, int64_t nbytes, int codec, object body
     ) except -1
+    cdef int64_t whole_words(self, int64_t room) noexcept
     cdef int64_t fill(self, char *out, int64_t room) except -1

@@ -126,6 +126,11 @@ cdef class Gathering:
         self._codec = codec
         return 0
 
+    cdef int64_t whole_words(self, int64_t room) noexcept:
+        """The part of the room that rows of the answer fill in whole words."""
+        cdef int64_t eight = 8 * coded_bytes(self._codec, self._table.dim, self._table.row_bytes)
+        return room // eight * eight
+
     cdef int64_t fill(self, char *out, int64_t room) except -1:
         """Make as many rows of the answer as there is room for, or its end: how many bytes."""
         cdef int64_t nbytes, made = 0, count

@@ -36,6 +36,7 @@ cdef class Service:
     cdef int64_t _limit
     cdef public int64_t requests
     cdef public bint bounded, blocked
+    cdef readonly bint shared
     cdef void *_memory[4]
     cdef size_t _sizes[4]
 

@@ -45,12 +45,14 @@ from dps.engine.core.requests.frame cimport (
     RULE_ADD,
     RULE_ASSIGN,
     RULE_DELETE,
+    SHARED,
     begin_answer,
     dps_header,
 )
 from dps.engine.core.requests.gathering cimport Gathering
 from dps.engine.core.requests.key_lists cimport KeyLists
 from dps.engine.core.requests.request cimport Part, Parts
+from dps.engine.core.requests.ring cimport DPS_SLOT_BYTES
 from dps.engine.core.shards.rows cimport are_finite
 from dps.engine.core.shards.states cimport ReplicaState, ShardState, SumsState, TableState
 
@@ -105,6 +107,8 @@ cdef class Service:
         The server has a budget of memory, so a push of a client that takes more is not plain.
     blocked : bool
         Another server has nearly used up its budget, so a push of a client that may make rows is not plain either.
+    shared : bool
+        The last answer goes through the memory that the peer shares, so nothing but its header was made: see `share`.
     """
 
     def __cinit__(
@@ -206,6 +210,12 @@ cdef class Service:
         """Go on with the last answer, which is large: how many bytes. Nothing may have changed since it began."""
         return self._values.fill(<char *> writeable_uint8s(out), cnp.PyArray_SIZE(out))
 
+    def share(self, cnp.ndarray out not None) -> int:
+        """As :meth:`more`, in whole words: `out` has room for eight rows or more."""
+        return self._values.fill(
+            <char *> writeable_uint8s(out), self._values.whole_words(cnp.PyArray_SIZE(out))
+        )
+
     cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
         """Answer one frame: the bytes that the answer takes, or DECLINED."""
         cdef bint pushed = head.kind == PUSH, answered = not pushed or head.flags & ANSWER
@@ -267,7 +277,8 @@ cdef class Service:
         if size > room:
             (<dps_header *> out).body = nbytes
             self._values.begin(table, part, count, nbytes, whole.brings, (self._inbox, self._list))
-            size = HEADER + self._values.fill(out + HEADER, room - HEADER)
+            self.shared = head.flags & SHARED and 8 * row <= DPS_SLOT_BYTES and self._peer.ring is not None
+            size = HEADER + (0 if self.shared else self._values.fill(out + HEADER, room - HEADER))
         return 0 if self._parts.forwards and table.waits else size
 
     cdef bint _unpack(self, TableState table, const dps_header *head, const char *body, Unpacked *whole) except -1:
@@ -521,7 +532,7 @@ cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
     if head.kind != REPLICATE and head.flags & LIST and head.flags & (RANGE | RULE_DELETE):
         return False
     if head.kind == PULL:
-        return not head.flags & ~(RANGE | NARROW | LIST)
+        return not head.flags & ~(RANGE | NARROW | LIST | SHARED)
     if head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER | (NARROW | LIST if head.kind == PUSH else 0)):
         return False
     return head.flags & RULE_DELETE != RULE_DELETE
