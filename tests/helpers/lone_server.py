@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.engine.core.requests.key_lists import KeyLists
+from dps.engine.core.requests.ring import Ring
 from dps.engine.server.functions import DIRECT
 from dps.engine.server.requests import ServerRole
 from dps.engine.state.ops import TableSpec
@@ -45,6 +46,7 @@ class Peer:
     def __init__(self, session: str) -> None:
         self.session = session
         self.key_lists = KeyLists()
+        self.ring: Ring | None = None
         self.received = bytearray()
         self.closing = False
         self.transport = SimpleNamespace(is_closing=lambda: False, close=self._close)
@@ -66,6 +68,8 @@ class Peer:
 
     def reply_json(self, header: Header, value: object) -> None:
         self.reply(header, frames.encode_json(value))
+
+    def share(self, header: Header) -> None: ...
 
     def acknowledge(self, header: Header) -> None:
         self.reply(header)

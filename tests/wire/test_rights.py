@@ -33,7 +33,8 @@ RULES = (0, F.RULE_ADD, F.RULE_ASSIGN)
 PUSHES = {F.RANGE * a | rule | F.ANSWER * b for a in (0, 1) for rule in RULES for b in (0, 1)}
 PULLS |= {F.NARROW | flags for flags in PULLS if not flags & F.BORN}
 PULLS |= {F.LIST | flags for flags in PULLS if not flags & (F.BORN | F.RANGE)}
-PULLS |= {F.CHANGED}
+SHARING = {F.SHARED | flags for flags in PULLS if not flags & (F.CERTIFICATE | F.BORN)}
+PULLS |= {F.CHANGED} | SHARING
 PACKED = {F.NARROW | flags for flags in PUSHES if not flags & (F.RULE_ADD | F.RULE_ASSIGN)}
 PACKED |= {F.LIST | flags for flags in PUSHES | PACKED if not flags & (F.RULE_ADD | F.RULE_ASSIGN | F.RANGE)}
 REPLAYS = {F.REPLAYED | flags for flags in PUSHES | PACKED}
@@ -55,6 +56,7 @@ MAY = {
         F.SCAN: {0, F.ANSWER},
         F.GONE: {0},
         F.STATUS: {0},
+        F.SHARE: {0},
     },
     ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}, F.GRANT: {0}, F.VERSIONS: {0}},
     ("controller", CLIENT): {kind: {0} for kind in FROM_TRAINERS},
@@ -80,7 +82,7 @@ def test_a_right_without_a_handler_is_a_mistake() -> None:
 
 
 def test_a_refusal_names_roles_and_flags() -> None:
-    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.GONE, F.STATUS
+    kinds = F.PULL, F.PUSH, F.CALL, F.COMMIT, F.ABORT, F.SCAN, F.GONE, F.STATUS, F.SHARE
     kinds += F.REPLICATE, F.DUMP, F.GRANT, F.VERSIONS
     handlers = rights.guarded(TO_SERVER, dict.fromkeys(kinds, id))
 
@@ -89,7 +91,7 @@ def test_a_refusal_names_roles_and_flags() -> None:
 
     with pytest.raises(ProtocolError, match=r"kind 19 from a client: it is taken from a server only"):
         handlers[F.REPLICATE](Peer, Header(F.REPLICATE), memoryview(b""))
-    with pytest.raises(ProtocolError, match=r"kind 16 has flags 129: from a client .* flags 0, 1, 8, 9, 16, 17, 32, "):
+    with pytest.raises(ProtocolError, match=r"kind 16 has flags 129: from a client .* flags 0, 1, 4, 5, 8, 9, 16, 17, 32, "):
         handlers[F.PULL](Peer, Header(F.PULL, F.CHANGED | F.RANGE), memoryview(b""))
 
 
@@ -208,7 +210,7 @@ def test_a_server_takes_what_the_table_allows(servers, role: str, session: str, 
                 header, body = raw.frame()
                 words = "" if header.kind == F.OK else str(frames.decode_error(body))
                 wrong = "no table number 77" if kind != F.GRANT else "is no JSON"
-                assert kind in (F.STATUS, F.ABORT) if not words else wrong in words
+                assert kind in (F.STATUS, F.ABORT, F.SHARE) if not words else wrong in words
 
 
 def test_one_push_does_not_shut_out_all_clients(servers, caplog) -> None:
