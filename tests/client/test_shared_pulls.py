@@ -18,7 +18,7 @@ from servers import Servers, wait_until
 
 import dps
 from dps.engine.client.client import Client
-from dps.engine.core.requests.ring import SLOT_BYTES, SLOTS
+from dps.engine.core.requests.ring import SLOT_BYTES
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import channel, connection, plain_answers, shared_memory
 from dps.engine.wire.channel import Channel
@@ -298,15 +298,18 @@ def test_a_server_that_cannot_open_it_answers_through_the_socket(
     assert files() == 0
 
 
-
+BEFORE = """                a = self._place(call, leg, a, ring.piece(), head.start)
+                left -= head.start
+                ring.taken()
+"""
+AFTER = """                rows = ring.piece()
+                left -= head.start
+                ring.taken()
+                import time; time.sleep(0.02)
+                a = self._place(call, leg, a, rows, head.start)
+"""
 WRONG = [
-    (  # a slot goes back before it is read
-        "exchange",
-        "                a = self._place(call, leg, a, ring.piece(), head.start)\n"
-        "                left -= head.start\n                ring.taken()\n",
-        "                rows = ring.piece()\n                left -= head.start\n                ring.taken()\n"
-        "                import time; time.sleep(0.02)\n                a = self._place(call, leg, a, rows, head.start)\n",
-    ),
+    ("exchange", BEFORE, AFTER),  # a slot goes back before it is read
     ("service", "self._values.whole_words(cnp.PyArray_SIZE(out))", "cnp.PyArray_SIZE(out) // 12 * 12"),
 ]
 CODE = """
@@ -340,4 +343,6 @@ def test_a_wrong_variant_is_caught(module: str, old: str, new: str) -> None:
 @pytest.mark.thorough
 def test_the_code_of_the_variants_finds_nothing_else() -> None:
     for patience in (0, 10**12):
-        assert not error_beside("exchange", "LEAST_SHARED = 1 << 20", "LEAST_SHARED = 1 << 19", CODE.format(patience=patience))
+        assert not error_beside(
+            "exchange", "LEAST_SHARED = 1 << 20", "LEAST_SHARED = 1 << 19", CODE.format(patience=patience)
+        )

@@ -163,7 +163,7 @@ def test_the_offered_memory_is_opened_and_goes_with_its_ends(ends: socket.socket
     theirs.made()
     assert (ours.slot() == 7).all()
     ours.taken()
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)  # nobody needs the file any more
     slot = theirs.slot()
     del ours, theirs, offer

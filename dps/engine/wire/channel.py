@@ -360,7 +360,9 @@ class Channel:
         """Take a piece of an answer from the memory that the peer shares; whether it was the last one."""
         ring, whole = self.stream.ring, frames.padded(request.size)
         if ring is None or request.sink is None or header.body or not 0 < header.start <= min(whole, SLOT_BYTES):
-            raise ProtocolError(f"{self.what} answered {header.start} bytes in shared memory, where {whole} were to come")
+            raise ProtocolError(
+                f"{self.what} answered {header.start} bytes in shared memory, where {whole} were to come"
+            )
         nbytes = min(header.start, request.size)
         pour(memoryview(ring.slot())[:nbytes], request.sink)
         ring.taken()
