@@ -51,7 +51,7 @@ def offered() -> tuple[Ring, int] | None:
         logger.debug("no memory is shared with servers of this machine: %s", error)
         os.close(fd)
         return None
-    ring.mark = secrets.randbits(63)
+    ring.sign(secrets.randbits(63))
     return ring, fd
 
 

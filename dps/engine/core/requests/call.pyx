@@ -424,10 +424,8 @@ cdef class Call:
                 counts[n] = self._edge(leg, leg.first + n + 1) - self._edge(leg, leg.first + n)
         if self.rows != NULL:
             made.body += ((leg.b - leg.a) * coded_bytes(leg.pushed, self.form.dim, self.form.row_bytes) + 7) & ~7
-        if leg.pulled != AS_IS or leg.pushed != AS_IS:
-            made.flags |= NARROW
-        if leg.shared:
-            made.flags |= SHARED
+        made.flags |= NARROW if leg.pulled != AS_IS or leg.pushed != AS_IS else 0
+        made.flags |= SHARED if leg.shared else 0
         return made
 
     cdef int name(self, Leg *leg, KeyLists lists) except -1:

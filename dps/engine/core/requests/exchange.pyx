@@ -493,7 +493,7 @@ cdef class Exchange:
                 ring.taken()
                 if left > 0:
                     self._receive(stream.fd, self._inbox, HEADER, traffic, wires)
-            elif head.magic == MAGIC and head.kind == OK and head.request == leg.number and head.body == <uint64_t> left:
+            elif head.magic == MAGIC and head.kind == OK and head.request == leg.number and <int64_t> head.body == left:
                 return self._read_body(call, leg, a, stream.fd, traffic, wires)
             else:
                 raise ProtocolError(f"something else between two pieces of an answer, with {left} bytes to come")

@@ -1,10 +1,10 @@
 """A ring of pieces in memory that a client and a server of one machine share, for the bodies of large answers.
 
-The server, which is the *maker*, makes each piece in a slot and says so over the socket. The client, the *taker*, copies
-the piece to its places, and gives the slot back by a counter in the memory. Each end has a Ring of the same memory, and
-counts pieces for itself: the socket tells the taker that the next one is there, the counter tells the maker how many
-have been given back. The maker compares the counter, and does nothing else with it, because a broken client may have
-written anything; so what such a client can spoil is its own answer.
+The server, which is the *maker*, makes each piece in a slot and says so over the socket. The client, the *taker*,
+copies the piece to its places, and gives the slot back by a counter in the memory. Each end has a Ring of the same
+memory, and counts pieces for itself: the socket tells the taker that the next one is there, the counter tells the maker
+how many have been given back. The maker compares the counter, and does nothing else with it, because a broken client
+may have written anything; so what such a client can spoil is its own answer.
 
 A slot is not used again before it was given back. Where that does not happen in time, the maker sends the rest of the
 answer through the socket: see `wire/plain_answers.py`.
@@ -30,7 +30,7 @@ cdef class Ring:
     Parameters
     ----------
     fd : int
-        A file of RING_BYTES that nobody can cut short. The mapping does not need it any longer.
+        A file of RING_BYTES that cannot be cut short. The mapping does not need it any longer.
     own : bool
         The ring closes the file: with the first piece, because the other end has the memory then, or when it goes.
 
@@ -38,8 +38,6 @@ cdef class Ring:
     ----------
     pieces : int
         How many this end has made or taken.
-    mark : int
-        A number in the memory, by which an end that has opened it knows that it is the right one.
     """
 
     def __cinit__(self, int fd, bint own=False):
@@ -62,17 +60,18 @@ cdef class Ring:
 
     @property
     def mark(self) -> int:
+        """A number in the memory, by which an end that has opened it knows that it is the right one."""
         return <int64_t> (<dps_ring *> self._memory).mark
 
-    @mark.setter
-    def mark(self, int64_t mark):
+    def sign(self, int64_t mark) -> None:
+        """Write the mark."""
         (<dps_ring *> self._memory).mark = <uint64_t> mark
 
     cdef char *_next(self) noexcept nogil:
         """The slot of the piece that is made or taken next."""
         return self._memory + DPS_FIRST_SLOT + <int64_t> (self.pieces % DPS_SLOTS) * DPS_SLOT_BYTES
 
-    def slot(self) -> cnp.ndarray:
+    def slot(self):
         """The slot of the piece that is made or taken next, uint8[SLOT_BYTES]."""
         cdef cnp.npy_intp size = DPS_SLOT_BYTES
         cdef cnp.ndarray slot = cnp.PyArray_SimpleNewFromData(1, &size, cnp.NPY_UINT8, self._next())
