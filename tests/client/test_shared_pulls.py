@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import threading
@@ -14,6 +13,7 @@ import pytest
 from compiled import error_beside
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memories import files, memories
 from servers import Servers, wait_until
 
 import dps
@@ -87,21 +87,6 @@ def delay(servers: Servers) -> None:
 
     servers.endpoints[0].submit(sleep)
     assert begun.wait(60)
-
-
-def maps(pid: int | str = "self") -> int:
-    """Memories that are shared, as one process sees them."""
-    with open(f"/proc/{pid}/maps") as file:
-        return file.read().count("dps-ring")
-
-
-def files(pid: int | str = "self") -> int:
-    """Files of such memories."""
-    found = 0
-    for each in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            found += "dps-ring" in os.readlink(f"/proc/{pid}/fd/{each}")
-    return found
 
 
 SPECS = [
@@ -265,13 +250,13 @@ def test_a_wrong_length_ends_the_connection(
 def test_memory_goes_with_its_connection(world: tuple[Servers, Client, np.ndarray]) -> None:
     servers, client, _ = world
     client.pull("a", slice(0, 90_001))
-    before = wait_until(lambda: maps() if maps() == 2 else None)  # when those of earlier tests have gone
     for _ in range(3):
+        before = memories()
         with settled(servers.client()) as other:
             other.pull("a", slice(0, 90_001))
-            assert maps() == before + 2, "one at each end"
+            assert list((memories() - before).values()) == [2], "one at each end"
             assert files() == 0
-        wait_until(lambda: maps() == before)
+        wait_until(lambda before=before: not memories() - before)
 
 
 def test_a_server_opens_a_number_of_memories(

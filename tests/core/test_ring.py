@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 from types import ModuleType
 
-import numpy as np
 import pytest
 from compiled import variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memories import memories
 
 from dps.engine.core.requests import ring as core
 from dps.engine.core.requests.ring import RING_BYTES, SLOT_BYTES, SLOTS, Ring
@@ -141,11 +141,6 @@ def test_two_threads_pass_many_pieces(file: int) -> None:
     assert found == list(range(200))
 
 
-def maps() -> int:
-    with open("/proc/self/maps") as file:
-        return file.read().count("dps-ring")
-
-
 @pytest.fixture
 def ends() -> Iterator[socket.socket]:
     one, other = socket.socketpair()
@@ -154,6 +149,7 @@ def ends() -> Iterator[socket.socket]:
 
 
 def test_the_offered_memory_is_opened_and_goes_with_its_ends(ends: socket.socket) -> None:
+    before = memories()
     offer = shared_memory.offered()
     assert offer is not None
     ours, number = offer
@@ -167,10 +163,10 @@ def test_the_offered_memory_is_opened_and_goes_with_its_ends(ends: socket.socket
         os.fstat(number)  # nobody needs the file any more
     slot = theirs.slot()
     del ours, theirs, offer
-    assert maps() == 1
+    assert sum((memories() - before).values()) == 1
     slot[:] = 8  # an array keeps the memory
     del slot
-    assert maps() == 0
+    assert not memories() - before
 
 
 def memory(size: int, seals: int | None) -> int:
@@ -192,12 +188,12 @@ def memory(size: int, seals: int | None) -> int:
     ],
 )
 def test_a_file_that_would_be_a_danger_is_not_opened(size: int, seals: int | None, ends: socket.socket) -> None:
-    fd = memory(size, seals)
+    before, fd = memories(), memory(size, seals)
     try:
         assert shared_memory.opened(ends, fd, 0) is None
     finally:
         os.close(fd)
-    assert maps() == 0
+    assert not memories() - before
 
 
 def test_other_files_are_not_opened(ends: socket.socket) -> None:
@@ -217,7 +213,7 @@ def test_other_files_are_not_opened(ends: socket.socket) -> None:
 
 
 def test_without_such_memory_none_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    mapped, before = memories(), set(os.listdir("/proc/self/fd"))
 
     def fails(*_: object) -> int:
         raise PermissionError
@@ -231,5 +227,5 @@ def test_without_such_memory_none_is_offered(monkeypatch: pytest.MonkeyPatch) ->
         patched.delattr(os, "memfd_create")
         assert shared_memory.offered() is None
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the folder itself
-    assert maps() == 0
-    assert np.uint32(SLOTS) & (SLOTS - 1) == 0, "else a counter that begins anew would name another slot"
+    assert not memories() - mapped
+    assert SLOTS & (SLOTS - 1) == 0, "else a counter that begins anew would name another slot"

@@ -8,13 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from distributed import Client
 from kills import killed_at, pids_of
+from memories import files, memories
 from servers import wait_until
 
 import dps
@@ -24,20 +24,6 @@ if not hasattr(os, "memfd_create"):
 pytestmark = pytest.mark.processes
 
 ROWS, DIM = 1 << 18, 16  # 16 MB
-
-
-def memories(pid: int) -> int:
-    return Path(f"/proc/{pid}/maps").read_text().count("dps-ring")
-
-
-def files(pid: int) -> int:
-    links = []
-    for each in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            links.append(os.readlink(each))
-        except OSError:  # the file has been closed meanwhile
-            continue
-    return sum("dps-ring" in link for link in links)
 
 
 @contextlib.contextmanager
@@ -63,11 +49,11 @@ def test_trainers_pull_what_a_socket_brings(wire: str | None) -> None:
         named = [slice(0, ROWS), np.random.default_rng(1).permutation(ROWS)]
         parts = [trainer.pull("w", slice(n, n + 8000)) for n in range(0, ROWS, 8000)]
         rows = np.concatenate(parts)
-        before = memories(os.getpid())
+        before = memories().total()
         for _ in range(3):
             for keys in named:
                 np.testing.assert_array_equal(trainer.pull("w", keys), rows[keys])
-        return before, memories(os.getpid())
+        return before, memories().total()
 
     with started(1, 1) as ps:
         ps.table("w", rows=ROWS, dim=DIM, wire=travel)
@@ -76,6 +62,7 @@ def test_trainers_pull_what_a_socket_brings(wire: str | None) -> None:
 
 
 def test_a_server_dies_amid_large_pulls() -> None:
+    before = memories()
     with started(2, 1) as ps:
         ps.table("w", rows=ROWS, dim=DIM, copies=2)
         rows = expected()
@@ -83,9 +70,9 @@ def test_a_server_dies_amid_large_pulls() -> None:
             reader.assign("w", slice(0, ROWS), rows)
             for _ in range(3):
                 reader.pull("w", slice(0, ROWS))
-            assert memories(os.getpid()) == 2
+            assert (memories() - before).total() == 2
             pids, _ = pids_of(ps)
-            assert [memories(pid) for pid in pids] == [1, 1]
+            assert [memories(pid).total() for pid in pids] == [1, 1]
             timer = threading.Timer(0.3, os.kill, (pids[0], signal.SIGKILL))
             timer.start()
             until, out = time.monotonic() + 1.0, np.empty((ROWS, DIM), np.float32)
@@ -93,10 +80,10 @@ def test_a_server_dies_amid_large_pulls() -> None:
                 out[:] = -1
                 np.testing.assert_array_equal(reader.pull("w", slice(0, ROWS), out=out), rows)
             np.testing.assert_array_equal(reader.pull("w", slice(0, ROWS)), rows)
-            assert memories(os.getpid()) <= 2
-            assert files(os.getpid()) == 0
-        wait_until(lambda: memories(pids[1]) == 0)
-    assert memories(os.getpid()) == 0
+            assert (memories() - before).total() <= 2
+            assert files() == 0
+        wait_until(lambda: not memories(pids[1]))
+    assert not memories() - before
 
 
 def test_a_trainer_dies_amid_large_pulls() -> None:
@@ -116,5 +103,5 @@ def test_a_trainer_dies_amid_large_pulls() -> None:
         (server,), (victim, _) = pids_of(ps)
         with killed_at(ps, {5: victim}):
             assert ps.run(pull, [0, 1], trainers=2, staleness=np.inf, progress=False) == [True, True]
-        wait_until(lambda: memories(server) <= 2)
+        wait_until(lambda: memories(server).total() <= 2)
         assert files(server) == 0
