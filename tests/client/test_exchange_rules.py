@@ -307,9 +307,10 @@ WRITTEN = """            self._write(call, &leg[n], stream.fd, wires)
 """
 WRONG = {  # text of exchange.pyx, the wrong text, and the rule that breaks
     "a number is 0": ("1 if number == 0xFFFFFFFF else number + 1", "number + 1", numbers_of_requests_go_round),
-    "numbered before all are prepared": ("numbers += call.numbers if call.terms.pushes else 0",
-                                         "call.take_number(origin)", each_push_takes_a_number),
-    "pulls are numbered": ("if call.terms.pushes else 0", "if True else 0", each_push_takes_a_number),
+    "numbered before all are prepared": ("numbers += call.numbers", "call.take_number(origin)",
+                                         each_push_takes_a_number),
+    "pulls are numbered": ("if call.terms.pushes:\n                numbers", "if True:\n                numbers",
+                           each_push_takes_a_number),
     "what has arrived is lost": ("leg.run, inbox[:got]))", 'leg.run, b""))', what_has_arrived_goes_on),
     "the next chunk reads on": ("and not self._is_left(leg[n].run)", "", an_error_is_left_whole),
     "every chunk gets what has arrived": ("arrived.pop((n, leg.run)", "arrived.get((n, leg.run)",

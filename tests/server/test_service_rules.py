@@ -158,7 +158,7 @@ WRONG = {  # text of service.pyx or apply.pyx, the wrong text, and the rule that
     "answers of before": (APPLIED_THEN_GATHERED, GATHERED_THEN_APPLIED, random_requests),
     "backups keep no answers": ("if head.flags & ANSWER and head.trainer:", "if False:", random_ops),
     "versions by part": ("versions[shard.number - head.shard]", "versions[n]", random_ops),
-    "any flags of a pull": ("return not head.flags & ~(RANGE | NARROW | LIST)", "return True",
+    "any flags of a pull": ("return not head.flags & ~(RANGE | NARROW | LIST | SHARED)", "return True",
                             what_is_not_plain_is_left),
     "a deletion is a step": ("return head.flags & RULE_DELETE != RULE_DELETE", "return True",
                              what_is_not_plain_is_left),
