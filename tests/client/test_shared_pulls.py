@@ -247,6 +247,30 @@ def test_a_wrong_length_ends_the_connection(
     np.testing.assert_array_equal(client.pull("a", slice(0, 90_001)), expected)
 
 
+def test_a_server_that_tells_of_a_piece_too_early_is_noticed(
+    world: tuple[Servers, Client, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong server: the client copies what was in the slot before."""
+    _, client, expected = world
+    np.testing.assert_array_equal(client.pull("a", slice(0, 90_001)), expected)
+
+    def early(answers: plain_answers.PlainAnswers, step: plain_answers.PlainStep, made: int) -> None:
+        head, words, ring = answers._head, answers._words, answers._peer.ring
+        assert ring is not None
+        rows = SLOT_BYTES // 384 * 8  # of 48 bytes, in whole words
+        head[plain_answers.FLAGS], words[plain_answers.BODY] = plain_answers.SHARED, 0
+        while step.left:
+            ring.wait(FOREVER)
+            words[plain_answers.START] = min(48 * rows, step.left)
+            answers._writer.write_soon(head, made, FOREVER)
+            time.sleep(0.01)
+            step.share(ring.slot())
+            ring.made()
+
+    monkeypatch.setattr(plain_answers.PlainAnswers, "_send_shared", early)
+    assert not np.array_equal(client.pull("a", slice(0, 90_001)), expected)
+
+
 def test_memory_goes_with_its_connection(world: tuple[Servers, Client, np.ndarray]) -> None:
     servers, client, _ = world
     client.pull("a", slice(0, 90_001))
