@@ -351,7 +351,11 @@ WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("call.pyx", "leg.chunk * (self.form.shards + 1) + shard", "shard"),
     ("call.pyx", "if survey_keys(self._cells + a - 1, 2", "if survey_keys(self._cells + a, 1"),
     ("call.pyx", "named[target[j]] = keys[j]", "named[j % distinct] = keys[j]"),
-    ("call.pyx", "at if whole.order == NULL or whole.taken else whole.order[at]", "at"),
+    (
+        "call.pyx",
+        "self.order[j] if whole.order == NULL or whole.taken else whole.order[self.order[j]]",
+        "self.order[j]",
+    ),
     ("call.pyx", "self.order == NULL or self.taken", "self.order == NULL"),
 ]
 
