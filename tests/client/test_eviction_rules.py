@@ -58,7 +58,7 @@ class ListedCache:
 
 
 some = st.lists(st.sampled_from(KEYS), min_size=1, max_size=12)
-calls_of = st.lists(st.tuples(st.sampled_from(["keep", "keep", "read", "expect"]), some), max_size=40)
+calls_of = st.lists(st.tuples(st.sampled_from(["keep", "keep", "keep", "read", "expect", "clear"]), some), max_size=60)
 
 
 def check(calls: list[tuple[str, list[int]]], room: int) -> None:
@@ -72,6 +72,9 @@ def check(calls: list[tuple[str, list[int]]], room: int) -> None:
             there = read(cache, keys)
             assert there == [key in listed.keys for key in keys]
             listed.use([key for key in keys if key in listed.keys])
+        elif call == "clear":
+            cache.clear()
+            listed.keys = []
         else:
             listed.due = {key: at for at, key in reversed(list(enumerate(keys)))}
             for trainer in (0, 1):
@@ -100,6 +103,19 @@ def test_no_named_row_goes_while_another_stays(pulls, room, coming):
         asked |= {*keys}
     there = {key for key, is_there in zip(KEYS, read(cache, list(KEYS)), strict=True) if is_there}
     assert there <= named or named & asked <= there
+
+
+def test_a_full_cache_that_was_cleared_fills_again():
+    """What was to go before the end of all rows is not there any more, though other rows are in its place."""
+    cache = cache_of(800)
+    for at in range(40):
+        keep(cache, [*range(40 * at, 40 * at + 40)])
+    cache.clear()
+    for at in range(40):
+        keys = [*range(10_000 + 55 * at, 10_000 + 55 * at + 55)]
+        keep(cache, keys)
+        assert read(cache, keys) == [True] * 55
+        assert len(cache) == min(55 * (at + 1), 800)
 
 
 def test_what_a_trainer_expects_goes_with_it():

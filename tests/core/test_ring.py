@@ -169,9 +169,13 @@ def test_the_offered_memory_is_opened_and_goes_with_its_ends(ends: socket.socket
     assert not memories() - before
 
 
-def memory(size: int, seals: int | None) -> int:
+def memory(size: int, seals: int | None, there: bool = True) -> int:
+    """A file of that size, of which the system has provided all pages, unless they are not `there`."""
     fd = os.memfd_create("dps-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
+    if there:
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
     if seals is not None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
@@ -209,6 +213,13 @@ def test_other_files_are_not_opened(ends: socket.socket) -> None:
     mapped[128:136] = (5).to_bytes(8, "little")
     assert shared_memory.opened(ends, fd, 5) is not None
     mapped.close()
+    os.close(fd)
+
+
+def test_memory_whose_pages_are_not_there_is_refused(ends: socket.socket) -> None:
+    """A page that the system cannot provide would end the process that writes it."""
+    fd = memory(RING_BYTES, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL, there=False)
+    assert shared_memory.opened(ends, fd, 0) is None
     os.close(fd)
 
 

@@ -82,7 +82,7 @@ class HeldCounts(CountedRows):
 
 def clocks_of(rows: Any) -> list[int]:
     """The clocks of the oldest changes that a trainer holds back."""
-    return [int(since) for since in rows._since[: rows._index.end] if since != np.iinfo(np.int64).max]
+    return [int(since) for since in rows._held.used if since != np.iinfo(np.int64).max]
 
 
 def count_residual_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:

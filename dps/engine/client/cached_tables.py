@@ -155,7 +155,10 @@ class CachedTables:
             if not each.sent.done:
                 still.append(each)
             elif each.is_here:
-                each.take()
+                try:
+                    each.take()
+                except DPSError:  # the pull that asked for them raises it
+                    each.give_up()
         self._under_way[table] = still
         return still
 

@@ -14,8 +14,8 @@ import threading
 
 __all__ = ["Comparisons"]
 
-WINDOW = 1024  # rows, or more, by which a decision is made
-SHORTEST_PAUSE, LONGEST_PAUSE = 8, 64  # pulls
+WINDOW = 1024  # By so many rows, or more, a decision is made, because of fewer a share is mostly chance.
+SHORTEST_PAUSE, LONGEST_PAUSE = 8, 64  # Pulls that go without, so that tries cost an eighth at first, and 2 % later.
 COST = 8 + 1 / 8  # bytes for each row that is compared
 
 

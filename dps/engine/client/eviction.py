@@ -8,7 +8,8 @@ may not be kept.
 As many rows go as are needed, and what that costs is in proportion to them:
 
 * The next ones to go stand in a *queue*: an eighth of the room, or fewer, of the rows that no coming batch names. To
-  fill it takes one look at all rows. A row that was used since, or that a batch names by now, is passed over.
+  fill it takes one look at all rows, so each row is looked at 8 times while as many rows go as there is room for. A row
+  that was used since, or that a batch names by now, is passed over.
 * Where a coming batch named a row, and none does now, and it was not used either, the row may belong before those in
   the queue. So the queue is made anew. In a loop that uses what it has named, that does not happen.
 * Only if coming batches name all other rows, all rows are put in order. Then these batches have as many keys.

@@ -44,8 +44,10 @@ __all__ = ["MergedPushes"]
 # The trainers of a process wait so long for each other at the end of a clock. With staleness 0 no trainer goes on
 # before the last one has come, so this costs time only where a trainer does not tick at all.
 STRAGGLER_SECONDS = 0.25
-ANSWER_SECONDS = 5.0  # that the sender of a sum waits for servers; then each trainer sends its own pushes
-LEADER_SECONDS = 1.0  # beyond that, until the others do so without an outcome
+# The sender of a sum waits so long for servers, which is longer than a failover takes; then each trainer sends its own
+# pushes.
+ANSWER_SECONDS = 5.0
+LEADER_SECONDS = 1.0  # The others wait so much longer, because the outcome has to reach them.
 CHECK_SECONDS = 0.25  # between two looks at whether the trainer was told to stop
 Change = tuple[TableRoute, Any, Any, Any, int | None]  # the table, its name, keys, values, and a column of the table
 Buffers = tuple[np.ndarray | bytes, ...]
@@ -242,6 +244,7 @@ class MergedPushes:
                 if meeting.leads(joined, late=waited >= patience):
                     break
                 if waited >= limit:
+                    joined.is_left = True
                     return frozenset()
                 session.check()
                 until = patience if waited < patience else limit
@@ -273,6 +276,8 @@ class MergedPushes:
                         done.add(table)
             finally:
                 for each in sums.values():
+                    # A trainer that waits no more sends its own pushes, and the cache would step the rows twice.
+                    each.outcome = PushOutcome.DOUBTFUL if joined.is_left else each.outcome
                     each.tell()
                 session.meter.lap("push", session.now())
         return done

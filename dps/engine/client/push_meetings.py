@@ -20,7 +20,7 @@ from dps.engine.client.verbs import Keys
 
 __all__ = ["Brought", "KeptPush", "PushMeeting", "PushMeetings", "Round"]
 
-MOST_MEETINGS = 16  # of a process that are kept
+MOST_MEETINGS = 16  # A process keeps so many, which is more than the runs that it has at once.
 
 
 class KeptPush(NamedTuple):
@@ -52,6 +52,8 @@ class Round:
         A trainer leads the round, so no other brings anything more.
     late : bool
         A trainer has led a round of this clock, or of a later one, before.
+    is_left : bool
+        A trainer of the round waits for the outcome no more.
     sent : frozenset of str or None
         The tables whose sums servers have taken; None while that is not known.
     """
@@ -59,7 +61,7 @@ class Round:
     def __init__(self, clock: int, late: bool = False):
         self.clock, self.late = clock, late
         self.brought: dict[object, Brought] = {}
-        self.led = False
+        self.led = self.is_left = False
         self.sent: frozenset[str] | None = None
 
 

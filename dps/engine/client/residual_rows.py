@@ -88,9 +88,8 @@ class ResidualRows:
     def __init__(self, spec: TableSpec, nbytes: int):
         self.spec, self.wire = spec, spec.wire
         self.room = max(1, nbytes // (spec.dim * 4 + ROW_BYTES))
-        self._held = StampedRows(
-            self.room, spec.dim, np.dtype(np.float32), spec.salt
-        )  # stamped by their oldest changes
+        # The stamps are the clocks of their oldest changes.
+        self._held = StampedRows(self.room, spec.dim, np.dtype(np.float32), spec.salt)
 
     def __len__(self) -> int:
         return len(self._held)

@@ -71,6 +71,7 @@ class StampedRows:
     def remove(self, keys: np.ndarray | None) -> None:
         """Let the rows of these keys go; None: all rows."""
         if keys is None:
+            self.used[:] = NEVER  # because places that have no row yet may be looked at before they have one again
             self._index = KeyIndex(self._index.salt)
         elif len(self._index):
             places = self.find(keys)

@@ -18,7 +18,7 @@
 
 #include "clones.h"
 
-#define DPS_BLOCK 256      /* keys of a block */
+#define DPS_BLOCK 256      /* keys of a block: its head of 9 bytes is a 28th of a byte for each key */
 #define DPS_DIFFERENCES 16 /* the bit of a form: numbers are differences from the key before */
 
 /* The bytes that a number needs. */

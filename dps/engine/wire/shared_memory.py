@@ -30,7 +30,8 @@ __all__ = ["MOST_RINGS", "offered", "opened"]
 
 logger = logging.getLogger(__name__)
 
-# Memories that an endpoint has open at once, 2 MiB each: 128 MiB.
+# Memories that an endpoint has open at once, 2 MiB each: 128 MiB. More trainers of one machine than that are rare, and
+# those beyond have their answers through the socket.
 MOST_RINGS = 64
 
 
@@ -44,7 +45,7 @@ def offered() -> tuple[Ring, int] | None:
         logger.debug("no memory is shared with servers of this machine: %s", error)
         return None
     try:
-        os.ftruncate(fd, RING_BYTES)
+        os.posix_fallocate(fd, 0, RING_BYTES)  # because a page that there is no memory for would end its writer
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals())
         ring = Ring(fd, own=True)
     except OSError as error:
@@ -59,10 +60,13 @@ def opened(sock: socket.socket, number: int, mark: int) -> Ring | None:
     """The memory that the peer at this Unix socket offers; None where it cannot be had, or is not what it has to be."""
     path = f"/proc/{peer_process(sock)}/fd/{number}"
     try:
-        fd = os.open(path, _without_side_effects())
+        if not os.readlink(path).startswith("/memfd:"):  # to open another kind of file may take long, or do something
+            raise OSError(f"{path} is no memory")
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            if sealed & _seals() != _seals() or os.fstat(fd).st_size != RING_BYTES:
+            found = os.fstat(fd)
+            if sealed & _seals() != _seals() or found.st_size != RING_BYTES or 512 * found.st_blocks < RING_BYTES:
                 raise OSError(f"{path} can be cut short, or has not {RING_BYTES} bytes")
             ring = Ring(fd)
         finally:
@@ -77,8 +81,3 @@ def opened(sock: socket.socket, number: int, mark: int) -> Ring | None:
 
 def _seals() -> int:
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def _without_side_effects() -> int:
-    """Flags with which nothing but a file of memory is opened for long, and opening does not wait."""
-    return os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

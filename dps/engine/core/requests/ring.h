@@ -17,16 +17,16 @@
 #include "polling.h"
 
 enum {
-    DPS_SLOTS = 8,
-    DPS_SLOT_BYTES = 1 << 18,
-    DPS_FIRST_SLOT = 4096, /* bytes before the first slot */
+    DPS_SLOTS = 8, /* so many that both ends work although one of them is interrupted for a moment */
+    DPS_SLOT_BYTES = 1 << 18, /* of a piece, which stays in the processor's cache until it is taken */
+    DPS_FIRST_SLOT = 4096, /* bytes before the first slot: a page */
     DPS_RING_BYTES = DPS_FIRST_SLOT + DPS_SLOTS * DPS_SLOT_BYTES,
     DPS_SPIN = 20000, /* nanoseconds of polling before the maker sleeps, because to be woken takes as long */
 };
 
 /* The beginning of the memory. Each word has a cache line of its own, because both processors use it. */
 typedef struct {
-    _Alignas(64) uint32_t returned; /* pieces that the taker has given back; the maker compares it, and trusts it not */
+    _Alignas(64) uint32_t returned; /* pieces that the taker has given back; the maker only compares it */
     _Alignas(64) uint32_t sleeps;   /* the maker sleeps until `returned` changes */
     _Alignas(64) uint64_t mark;     /* by which the maker knows that it has opened the right memory */
 } dps_ring;

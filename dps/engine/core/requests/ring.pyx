@@ -49,8 +49,8 @@ cdef class Ring:
         self.pieces = 0
 
     def __dealloc__(self):
-        self._close()
-        if self._memory != NULL:
+        if self._memory != NULL:  # else there is no file either
+            self._close()
             dps_unmap_ring(self._memory)
 
     cdef void _close(self) noexcept nogil:

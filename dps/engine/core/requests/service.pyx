@@ -277,7 +277,8 @@ cdef class Service:
         if size > room:
             (<dps_header *> out).body = nbytes
             self._values.begin(table, part, count, nbytes, whole.brings, (self._inbox, self._list))
-            self.shared = head.flags & SHARED and 8 * row <= DPS_SLOT_BYTES and self._peer.ring is not None
+            self.shared = not pushed and head.flags & SHARED and 8 * row <= DPS_SLOT_BYTES
+            self.shared = self.shared and self._peer.ring is not None
             size = HEADER + (0 if self.shared else self._values.fill(out + HEADER, room - HEADER))
         return 0 if self._parts.forwards and table.waits else size
 
