@@ -75,8 +75,8 @@ class CachedTables:
         return self._pull(route, terms, keys, out, keep, self._session.own.clock + ahead, joins=ahead > 0)
 
     def survey(self, spec: TableSpec, keys: np.ndarray, ahead: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of rows for use so many clocks `ahead`, which ones are here or on their way, but too old; and which ones are
-        not. Two arrays of bool."""
+        """Two masks of the keys of a batch that comes so many clocks `ahead`: their rows are here or on their way, but
+        too old for it; their rows are neither here nor on their way."""
         session, cache = self._session, self._cache(spec)
         with session.lock:
             history = cache.enter(spec, session.epoch)

@@ -110,8 +110,9 @@ class Eviction:
         self._rows, self._salt = rows, salt
         self._room = len(rows.stamps)
         self._coming: dict[object, Coming] = {}
-        self._named: NamedKeys | None = None  # of what is coming; found when it is needed
-        self._known = NamedKeys((), salt)  # what was named when the queue was used last
+        # The keys that coming batches name. They are gathered when rows have to go, because most batches need no room.
+        self._named: NamedKeys | None = None
+        self._known = NamedKeys((), salt)  # the keys that batches named when the queue was last used
         self._queue = NOTHING
 
     def expect(self, trainer: object, coming: Coming) -> None:
@@ -164,7 +165,8 @@ class Eviction:
         return over - left
 
     def _names(self) -> NamedKeys:
-        """What coming batches name. The queue goes if it lacks rows that are not named any more."""
+        """The keys that coming batches name. The queue is dropped where a key is not named any more, because its row
+        may have to go before those in the queue."""
         if self._named is None:
             self._named = NamedKeys((each for coming in self._coming.values() for each in coming), self._salt)
         if self._named is not self._known:

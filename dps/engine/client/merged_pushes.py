@@ -54,7 +54,7 @@ Buffers = tuple[np.ndarray | bytes, ...]
 
 
 class PushStanding(Protocol):
-    """What the pushes need of their trainer."""
+    """The run of a trainer, its staleness, and its rule for tables with ``aggregate=``."""
 
     run: int
     staleness: float
@@ -297,7 +297,7 @@ class MergedPushes:
                 return
             if cached is not None:
                 made.change = cached.begin_change(route, keys, rows if spec.dim > 1 else rows[:, 0], PUSH)
-            for each in frames_of_sum:  # those that have left count, also if one behind them cannot leave
+            for each in frames_of_sum:  # a frame that has left may count, also where a later one cannot leave
                 made.requests.append(session.channel(each.server).send(each.header, each.body))
             made.outcome = PushOutcome.OPEN
             session.meter.prepared("push", session.now())

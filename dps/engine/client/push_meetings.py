@@ -34,7 +34,7 @@ class KeptPush(NamedTuple):
 
 
 class Brought(NamedTuple):
-    """What a trainer brings to a round: the origin of its ops, and its pushes by table, ordered by their numbers."""
+    """A trainer's part of a round: the origin of its ops, and its pushes by table, ordered by their numbers."""
 
     origin: int
     attempt: int
@@ -90,8 +90,8 @@ class PushMeeting:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._members: set[object] = set()  # those for which a round waits
-        self._rounds: dict[int, Round] = {}  # by clock, those that no trainer leads yet
+        self._members: set[object] = set()  # the trainers for which a round waits
+        self._rounds: dict[int, Round] = {}  # by clock, the rounds that no trainer leads yet
         self._latest = -1  # the clock of the latest round that a trainer has led
 
     def join(self, trainer: object) -> None:

@@ -88,7 +88,7 @@ class OpenPull:
     def __init__(self, keys: np.ndarray, level: float, until: float, history: History):
         self.keys, self.level, self.until, self.history = keys, level, until, history
         self.spoilt = np.zeros(len(keys), np.bool_)
-        self._order: np.ndarray | None = None  # that sorts the keys; found when it is needed
+        self._order: np.ndarray | None = None  # the order that sorts the keys; made at the first look-up
 
     def serves(self, level: float, now: float, history: History) -> bool:
         """Whether the rows will have all pushes before clock `level`, and are those that a reader may have."""
@@ -242,7 +242,7 @@ class RowCache:
     def join(
         self, pulls: Sequence[OpenPull], keys: np.ndarray, level: float, now: float, history: History
     ) -> list[JoinedRows]:
-        """Which of these rows are on their way in pulls of the reader, with all pushes before clock `level`; see above.
+        """The rows of these keys that earlier pulls of the reader will bring, with all pushes before clock `level`.
 
         >>> from dps.engine.state.caching import Cache
         >>> cache = RowCache(TableSpec("w", cache=Cache("1 kB")))
@@ -270,8 +270,8 @@ class RowCache:
     def survey(
         self, pulls: Sequence[OpenPull], keys: np.ndarray, level: float, now: float, history: History
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Which of these rows the reader has, or gets by its `pulls`, but too old for `level`; which ones it has in no
-        way. Two arrays of bool."""
+        """Two masks of the keys: their rows are here, or come by `pulls`, but are too old for `level`; their rows are
+        neither here nor on their way."""
         with self._lock:
             self._look_at_changes()
             places = self._kept.find(keys)

@@ -29,10 +29,6 @@ class RowsUnderWay:
         self._values: np.ndarray | None = None
 
     @property
-    def is_taken(self) -> bool:
-        return self._values is not None
-
-    @property
     def is_here(self) -> bool:
         """Whether all servers have answered with rows, as far as answers have been read."""
         return self.sent.done and not any(request.error is not None for request in self.sent.requests)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SimChannel", "SimClient", "SimTrainer"]
 
-LOOK_SECONDS = 0.002  # between two looks at whether a trainer of the same process has gone on
+# A trainer looks so often whether another one of its process has gone on, because nothing wakes it in virtual time.
+LOOK_SECONDS = 0.002
 MAX_FETCH_SECONDS = 0.02  # that it takes to get another trainer's partition
 
 

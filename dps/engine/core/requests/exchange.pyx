@@ -43,7 +43,7 @@ cdef enum:
     INBOX_BYTES = 1 << 16  # of an answer that are read together with its header
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
     AHEAD = 1 << 14  # bytes of requests that are written to servers which owe rows: any socket takes them
-    SMALL = 1 << 14  # bytes of a request; see `hasten` in dps/engine/wire/sockets.py
+    SMALL = 1 << 14  # bytes of a request that keeps others waiting for 0.13 ms at 1 Gb/s; see `hasten`
     LEAST_SHARED = 1 << 20  # bytes of an answer that may come through shared memory: it takes 3/4 of the time for these
     SLICE = 250  # milliseconds of sleep, until the caller is asked whether to go on
 

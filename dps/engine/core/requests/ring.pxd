@@ -26,8 +26,8 @@ cdef extern from "ring.h" nogil:
 @cython.final
 cdef class Ring:
     cdef char *_memory
-    cdef int _fd  # of the memory, until the other end has it; -1: none
-    cdef readonly uint32_t pieces  # that this end has made or taken
+    cdef int _fd  # the file of the memory, which the other end opens by its number; -1: closed
+    cdef readonly uint32_t pieces  # how many pieces this end has made or taken
     cdef void _close(self) noexcept nogil
     cdef char *_next(self) noexcept nogil
     cdef const char *piece(self) noexcept nogil
