@@ -1,7 +1,8 @@
 """Schedules of faults in which the pushes of a process are summed: `check_merged` checks that each counts once.
 
 As in `ahead_schedules.py`, trainer t counts in column t of the rows of its keys, so each row says how many of each
-trainer's changes it contains. Trainers share a process in twos, or all of them, and some of them are lost half-way.
+trainer's changes it contains. Trainers share a process in twos, or all of them, or each has one; the processes share a
+machine in twos, or all of them. Some trainers are lost half-way.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ def count_summed_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) 
     program = SummedCounts(schedule.seed, tables, schedule.trainers, *options, {}, draw.choice(([], [], [], tables)))
     program.dense = frozenset(dense)
     data = [list(range(schedule.clocks))] * schedule.trainers
-    threads = draw.choice((2, schedule.trainers, schedule.trainers))
+    threads, processes = draw.choice(((2, 1), (schedule.trainers, 1), (1, schedule.trainers), (1, 2), (2, 2)))
     with dask.config.set(
         {"dps.limits.chunk": draw.choice((100, 300, 1 << 20, 1 << 20)), "dps.limits.held": draw.choice((200, 4096))}
     ):
-        sim.run(program.train, data, staleness=schedule.staleness, threads=threads)
+        sim.run(program.train, data, staleness=schedule.staleness, threads=threads, processes=processes)
     sim.rest()
     for table in tables:
         counts = program.counted(table, [math.inf] * schedule.trainers)
@@ -93,7 +94,8 @@ def draw_schedule(seed: int) -> FaultSchedule:
 def count_summed_checkpoints(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
     """Checkpoints of tables whose pushes are summed, also of tables with ``aggregate=``: see `count_checkpoints`."""
     sim.table = functools.partial(sim.table, wire=dps.Wire(merge=True))  # type: ignore[method-assign]
-    sim.run = functools.partial(sim.run, threads=schedule.trainers)  # type: ignore[method-assign]
+    threads, processes = random.Random(f"machine {schedule.seed}").choice(((schedule.trainers, 1), (1, 2), (2, 2)))
+    sim.run = functools.partial(sim.run, threads=threads, processes=processes)  # type: ignore[method-assign]
     count_checkpoints(sim, schedule, losses)
 
 

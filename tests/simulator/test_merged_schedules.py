@@ -1,4 +1,4 @@
-"""Random schedules in which the pushes of a process are summed: each counts once, whichever party fails half-way."""
+"""Random schedules in which the pushes of a process, or of a machine, are summed: each counts once, whichever party fails half-way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 from merged_schedules import check_merged
 from verdicts import assert_caught, problems
 
+from dps.engine.client import machine_meeting
+from dps.engine.client.machine_meeting import MachineMeeting
 from dps.engine.client.merged_pushes import MergedPushes
 from dps.engine.server import changes, requests
 from dps.engine.state.shard import Shard
@@ -32,7 +34,21 @@ WRONG = {
         ),
     ],
     "a trainer ticks before its sum is acknowledged": [
-        (MergedPushes, "_send_sums", "each.await_outcome(deadline)", "each.outcome = PushOutcome.ACKNOWLEDGED"),
+        (MergedPushes, "_send", "made.await_outcome(deadline)", "made.outcome = PushOutcome.ACKNOWLEDGED"),
+    ],
+    "the aggregator forgets the stamps of other processes": [
+        (machine_meeting, "joined_sums", "np.concatenate([each.stamps for each in sums])", "sums[0].stamps"),
+    ],
+    "sums that the aggregator has not sent are taken for sent": [
+        (MachineMeeting, "_ask", "decode_json(request.body)", "decode_json(request.body) or list(sums)"),
+    ],
+    "sums whose aggregator has died are taken for sent": [
+        (
+            MachineMeeting,
+            "_ask",
+            "dict.fromkeys(sums, PushOutcome.DOUBTFUL)",
+            "dict.fromkeys(sums, PushOutcome.ACKNOWLEDGED)",
+        ),
     ],
 }
 

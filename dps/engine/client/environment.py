@@ -8,18 +8,23 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias, TypeVar
 
 from dps.engine.client.row_cache import CacheShelf
 from dps.engine.client.ticket import Ticket
 from dps.engine.daskapi.processes import connecting_tls
 from dps.engine.telemetry.hosts import LoadReader, ThreadUsage, host_load, thread_usage
 from dps.engine.wire.channel import Channel
+from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.pool import Pool
-from dps.errors import DPSError
+from dps.engine.wire.protocols import RoleConnection
+from dps.engine.wire.rights import Handler
+from dps.errors import DPSError, ServerGoneError
 
-__all__ = ["Environment", "Probes", "ProcessEnvironment"]
+__all__ = ["Environment", "LocalEndpoint", "Probes", "ProcessEnvironment"]
+
+T = TypeVar("T")
 
 Probes: TypeAlias = tuple[Callable[[], ThreadUsage], LoadReader] | tuple[()]
 
@@ -48,9 +53,35 @@ class Environment(Protocol):
 
     def release(self, channel: Channel) -> None: ...
 
+    def connect_locally(self, ticket: Ticket, name: str, what: str, idle: Callable[[], None]) -> Channel | None:
+        """A channel to the process of this machine that listens by that name; None where none does, or cannot."""
+        ...
+
+    def listen_locally(
+        self,
+        ticket: Ticket,
+        name: str,
+        handlers: Mapping[int, Handler],
+        on_close: Callable[[RoleConnection], None],
+    ) -> LocalEndpoint | None:
+        """Listen for the processes of this machine by that name; None where another one does, or none can."""
+        ...
+
     def await_change(self, condition: threading.Condition, seconds: float) -> None:
         """Wait until another trainer of the process notifies the condition, which the caller holds; at most so long."""
         ...
+
+
+class LocalEndpoint(Protocol):
+    """What listens for processes of this machine: see :class:`dps.engine.wire.endpoint.Endpoint`."""
+
+    frame_limit: int  # bytes of a body
+
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> object: ...
+
+    def submit(self, function: Callable[..., T], *args: object) -> object: ...
+
+    def stop(self) -> None: ...
 
 
 class ProcessEnvironment:
@@ -87,6 +118,30 @@ class ProcessEnvironment:
             channel.close()
         else:
             self._pool.give_back(channel)
+
+    def connect_locally(self, ticket: Ticket, name: str, what: str, idle: Callable[[], None]) -> Channel | None:
+        if connecting_tls(ticket.security) is not None:  # which asks for certificates, and a Unix socket has none
+            return None
+        try:
+            return Channel((name, 0), ticket.session, ticket.secret, what, ServerGoneError, None, idle)
+        except ServerGoneError:
+            return None
+
+    def listen_locally(
+        self,
+        ticket: Ticket,
+        name: str,
+        handlers: Mapping[int, Handler],
+        on_close: Callable[[RoleConnection], None],
+    ) -> LocalEndpoint | None:
+        if connecting_tls(ticket.security) is not None:
+            return None
+        try:
+            endpoint = Endpoint("aggregator", name, dict(handlers), on_close, local=True)
+        except OSError:
+            return None
+        endpoint.call(endpoint.secrets.update, {ticket.session: ticket.secret})
+        return endpoint
 
     def await_change(self, condition: threading.Condition, seconds: float) -> None:
         condition.wait(seconds)

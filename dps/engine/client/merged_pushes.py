@@ -1,7 +1,8 @@
 """MergedPushes: a trainer's pushes to tables with `Wire(merge=True)`, which the trainers of its process send as one.
 
 A push takes its numbers, and waits in the trainer until its clock ends. Then the trainers of the process meet
-(`push_meetings.py`), and one of them sends, to each server, the sum by key of all parts, with the stamp of each part.
+(`push_meetings.py`), and one of them sends, to each server, the sum by key of all parts, with the stamp of each part;
+where other processes of its machine have trainers of the run, together with theirs (`machine_meeting.py`).
 Servers take such a sum whole or not at all, shard by shard. docs/design/training.md, "One message for a process", has
 the proof that each push counts once. Three rules here are part of it:
 
@@ -14,6 +15,7 @@ the proof that each push counts once. Three rules here are part of it:
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -23,6 +25,7 @@ import numpy as np
 from dps import config
 from dps.engine.client.cached_tables import REFUSALS, send_changes
 from dps.engine.client.inputs import flat_rows
+from dps.engine.client.machine_meeting import MachineMeeting
 from dps.engine.client.push_meetings import Brought, KeptPush, PushMeeting, Round
 from dps.engine.client.requests import MOST_BYTES, MOST_PUSHED_KEYS, Prepared, TableRoute, prepared_push
 from dps.engine.client.row_cache import OpenChange, PushOutcome
@@ -34,6 +37,7 @@ from dps.engine.state.partition import group
 from dps.engine.wire import frames
 from dps.engine.wire.channel import Request
 from dps.engine.wire.frames import Header
+from dps.engine.wire.table_sums import Sums, TableSum, sum_by_key
 from dps.errors import DPSError, StoppedError
 
 if TYPE_CHECKING:
@@ -72,11 +76,10 @@ class SumFrame(NamedTuple):
 
 
 class SentSum:
-    """A sum on its way, what it changes of the rows that the process keeps, and its outcome as far as it is known."""
+    """A sum on its way, and its outcome as far as it is known."""
 
-    def __init__(self, requests: list[Request]):
-        self.requests = requests
-        self.change: OpenChange | None = None
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
         self.outcome = PushOutcome.DOUBTFUL  # until all of it has left
 
     def await_outcome(self, deadline: float) -> None:
@@ -96,12 +99,6 @@ class SentSum:
         else:
             self.outcome = PushOutcome.DOUBTFUL
 
-    def tell(self) -> None:
-        """Tell the cache what has become of the change."""
-        if self.change is not None:
-            known = PushOutcome.DOUBTFUL if self.outcome is PushOutcome.OPEN else self.outcome
-            self.change.outcome = lambda: known
-
 
 class MergedPushes:
     """The pushes of one trainer that wait until its process sums them.
@@ -117,7 +114,8 @@ class MergedPushes:
     def __init__(self, client: Client, standing: PushStanding):
         self._client, self._session, self._standing = client, client.session, standing
         self._nbytes = config.nbytes("held")
-        self._meeting: PushMeeting | None = None
+        self._meeting: PushMeeting[Brought] | None = None
+        self._machine: MachineMeeting | None = None
         self.meets = False
         self.kept: dict[str, list[KeptPush]] = {}
 
@@ -202,18 +200,23 @@ class MergedPushes:
 
     def leave(self) -> None:
         """The trainer makes no more calls, so no other waits for it."""
-        if self._meeting is not None:
+        if self._meeting is not None and self._machine is not None:
             self._meeting.leave(self)
+            self._machine.leave(self)
 
     # -- inside
 
-    def _join(self) -> PushMeeting:
+    def _join(self) -> PushMeeting[Brought]:
         """The meeting of the trainers of the process, which waits for this one from now on."""
         if self._meeting is None:
             ticket = self._session.ticket
             run = ticket.controller, ticket.secret, self._standing.run
-            self._meeting = self._session.environment.caches.pushes.of_run(run)
+            pushes = self._session.environment.caches.pushes
+            self._meeting = pushes.of_run(run)
             self._meeting.join(self)
+            make = functools.partial(MachineMeeting, ticket, self._standing.run)
+            self._machine = pushes.machine_of_run(run, make)
+            self._machine.enter(self)
             self.meets = True
         return self._meeting
 
@@ -233,7 +236,7 @@ class MergedPushes:
         if sum(each.keys.nbytes + each.values.nbytes for each in kept) > self._nbytes:
             self.send_alone(table)
 
-    def _go_round(self, meeting: PushMeeting, joined: Round) -> frozenset[str]:
+    def _go_round(self, meeting: PushMeeting[Brought], joined: Round[Brought]) -> frozenset[str]:
         """Lead a round or wait for its leader; the tables whose sums the servers have taken, as far as is known."""
         session, began = self._session, self._session.now()
         patience = STRAGGLER_SECONDS if self._standing.staleness == 0 else 0.0
@@ -258,45 +261,86 @@ class MergedPushes:
             meeting.settle(joined, sent)
         return sent
 
-    def _send_sums(self, joined: Round) -> set[str]:
-        """Send the sums of a round; the tables whose sums servers have taken."""
-        session, sums, done = self._session, dict[str, SentSum](), set[str]()
+    def _send_sums(self, joined: Round[Brought]) -> set[str]:
+        """Send the sums of a round, with those of other processes perhaps; the tables whose sums servers have taken."""
+        session, outcomes = self._session, dict[str, PushOutcome]()
+        changes = dict[str, OpenChange]()
         with session.lock:
             session.meter.begin(session.now())
             try:
-                for table in dict.fromkeys(itertools.chain.from_iterable(b.pushes for b in joined.brought.values())):
-                    parts = [each for each in joined.brought.values() if table in each.pushes]
-                    if sum(len(each.pushes[table]) for each in parts) > 1:  # else there is nothing to sum
-                        sums[table] = SentSum([])
-                        self._send_sum(sums[table], table, joined.clock, parts)
-                deadline = session.now() + min(session.patience, ANSWER_SECONDS)
-                for table, each in sums.items():
-                    each.await_outcome(deadline)
-                    if each.outcome is PushOutcome.ACKNOWLEDGED:
-                        done.add(table)
+                sums = dict(self._sums(joined))
+                beyond = self._together(joined, sums, changes)
+                if beyond is None:
+                    several = {table: each for table, each in sums.items() if _pushes(joined, table) > 1}
+                    self._begin_changes(several, changes)
+                    beyond = dict.fromkeys(changes, PushOutcome.REFUSED) | self._send(joined.clock, several)
+                outcomes = beyond
             finally:
-                for each in sums.values():
+                for table, change in changes.items():
+                    known = outcomes.get(table, PushOutcome.DOUBTFUL)
                     # A trainer that waits no more sends its own pushes, and the cache would step the rows twice.
-                    each.outcome = PushOutcome.DOUBTFUL if joined.is_left else each.outcome
-                    each.tell()
+                    change.outcome = functools.partial(_told, PushOutcome.DOUBTFUL if joined.is_left else known)
                 session.meter.lap("push", session.now())
-        return done
+        return {table for table, each in outcomes.items() if each is PushOutcome.ACKNOWLEDGED and table in sums}
 
-    def _send_sum(self, made: SentSum, table: str, clock: int, parts: Sequence[Brought]) -> None:
+    def _sums(self, joined: Round[Brought]) -> Iterator[tuple[str, TableSum]]:
+        """The sums of the trainers of this process, by table, of those that are as the tables are now."""
+        for table in dict.fromkeys(itertools.chain.from_iterable(b.pushes for b in joined.brought.values())):
+            parts = [(each, each.pushes[table]) for each in joined.brought.values() if table in each.pushes]
+            pushes = [push for _, several in parts for push in several]
+            try:
+                spec = self._session.ready(table).spec
+            except DPSError:  # each trainer sends its own pushes, and has the error
+                continue
+            if all(_fits(spec, each.values) for each in pushes):
+                stamps = [(b.origin, b.attempt, several[0].first, several[-1].end - 1) for b, several in parts]
+                keys, rows = sum_by_key([each.keys for each in pushes], [each.values for each in pushes])
+                yield table, TableSum(np.array(stamps, np.int64), keys, rows)
+
+    def _together(
+        self, joined: Round[Brought], sums: Sums, changes: dict[str, OpenChange]
+    ) -> dict[str, PushOutcome] | None:
+        """Put the sums together with those of other processes of the machine; None where nothing has been sent.
+
+        With a staleness no process waits for another. Nothing was sent either where all trainers are in this process.
+        """
+        session, machine = self._session, self._machine
+        if machine is None or joined.late or self._standing.staleness or len(joined.brought) >= session.own.parties:
+            return None
+        self._begin_changes(sums, changes)
+        send = functools.partial(self._send, joined.clock)
+        return machine.bring(joined.clock, sums, send, session.check, session.environment)
+
+    def _begin_changes(self, sums: Sums, changes: dict[str, OpenChange]) -> None:
+        """The rows of this process are about to change. Those of others do so as by pushes of trainers elsewhere."""
+        cached = self._session.cached
+        for table, (_, keys, rows) in sums.items():
+            if cached is not None and table not in changes:
+                route = self._session.ready(table)
+                change = cached.begin_change(route, keys, rows if route.spec.dim > 1 else rows[:, 0], PUSH)
+                if change is not None:
+                    changes[table] = change
+
+    def _send(self, clock: int, sums: Sums) -> dict[str, PushOutcome]:
+        """Send sums to the servers, and wait for what becomes of them."""
+        session, sent = self._session, {table: SentSum() for table in sums}
+        for table, made in sent.items():
+            self._send_sum(made, table, clock, sums[table])
+        deadline = session.now() + min(session.patience, ANSWER_SECONDS)
+        for made in sent.values():
+            made.await_outcome(deadline)
+        return {table: made.outcome for table, made in sent.items()}
+
+    def _send_sum(self, made: SentSum, table: str, clock: int, summed: TableSum) -> None:
         """Send the sum of pushes to a table; where all of it cannot be sent, its outcome is in doubt."""
-        session, cached = self._session, self._session.cached
-        pushes = [push for each in parts for push in each.pushes[table]]
+        session = self._session
         try:
             route = session.ready(table)
-            spec = route.spec
-            if any(each.values.shape[1:] != (spec.dim,) or each.values.dtype != spec.dtype for each in pushes):
+            if not _fits(route.spec, summed.rows) or (route.spec.finite and not all_finite(summed.rows)):
                 return
-            keys, rows = sums_by_key([each.keys for each in pushes], [each.values for each in pushes])
-            frames_of_sum = list(self._frames(route, clock, parts, keys, rows))
-            if any(each.server < 0 for each in frames_of_sum) or (spec.finite and not all_finite(rows)):
+            frames_of_sum = list(self._frames(route, clock, summed))
+            if any(each.server < 0 for each in frames_of_sum):
                 return
-            if cached is not None:
-                made.change = cached.begin_change(route, keys, rows if spec.dim > 1 else rows[:, 0], PUSH)
             for each in frames_of_sum:  # a frame that has left may count, also where a later one cannot leave
                 made.requests.append(session.channel(each.server).send(each.header, each.body))
             made.outcome = PushOutcome.OPEN
@@ -304,19 +348,15 @@ class MergedPushes:
         except DPSError:  # each trainer sends its own pushes
             return
 
-    def _frames(
-        self, route: TableRoute, clock: int, parts: Sequence[Brought], keys: np.ndarray, rows: np.ndarray
-    ) -> Iterator[SumFrame]:
+    def _frames(self, route: TableRoute, clock: int, summed: TableSum) -> Iterator[SumFrame]:
         """The frames of a sum. A shard is in one frame, because its ledger takes a sum once; where its rows are too
         many for one, or it has no server, the server is -1.
 
         Rows of a dense table that are neighbours travel without their keys.
         """
-        session, spec = self._session, route.spec
-        numbered = [(each, each.pushes[spec.name]) for each in parts]
-        stamps = np.array([(b.origin, b.attempt, p[0].first, p[-1].end - 1) for b, p in numbered], np.int64)
-        named, starts, order, _ = group(keys, spec.shard_map, spec.name)
-        rows = rows if order is None else rows[order]
+        session, spec, stamps = self._session, route.spec, summed.stamps
+        named, starts, order, _ = group(summed.keys, spec.shard_map, spec.name)
+        rows = summed.rows if order is None else summed.rows[order]
         origin, attempt, _, number = stamps[0].tolist()
         row_bytes = rows.itemsize * spec.dim
         most, room = min(session.chunk, MOST_BYTES) // (8 + row_bytes), session.frame_limit // 2 // (8 + row_bytes)
@@ -348,18 +388,18 @@ class MergedPushes:
                 yield SumFrame(server if b - a <= room else -1, header, body)
 
 
-def sums_by_key(keys: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of several pushes, each once, in ascending order, and the sums of their rows.
+def _told(outcome: PushOutcome) -> PushOutcome:
+    return outcome
 
-    >>> sums_by_key([np.array([7, 5, 7]), np.array([5])], [np.float32([[1], [2], [3]]), np.float32([[10]])])
-    (array([5, 7]), array([[12.],
-           [ 4.]], dtype=float32))
-    """
-    named, rows = np.concatenate(keys), np.concatenate(values)
-    order = np.argsort(named, kind="stable")
-    named = named[order]
-    first = np.flatnonzero(np.append(True, named[1:] != named[:-1]))
-    return named[first], np.add.reduceat(rows[order], first, axis=0, dtype=rows.dtype)
+
+def _pushes(joined: Round[Brought], table: str) -> int:
+    """How many pushes to a table there are in a round; of one alone there is no sum."""
+    return sum(len(each.pushes.get(table, ())) for each in joined.brought.values())
+
+
+def _fits(spec: TableSpec, rows: np.ndarray) -> bool:
+    """Whether rows can be added to those of the table as it is now."""
+    return rows.shape[1:] == (spec.dim,) and rows.dtype == spec.dtype
 
 
 def _pieces(starts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,7 @@
 """PushMeetings: where the trainers of one process put together what they have pushed in a clock.
 
+The processes of a machine meet by the same rules (`machine_meeting.py`); a trainer is a process then.
+
 A *round* collects the pushes of one clock. Each trainer brings its part at the end of its clock. One trainer *leads* a
 round: it sends the sums, and says for which tables the servers have taken them. The last member of the meeting to come
 leads, because then all parts are there. If a member is late, the first trainer whose patience ends leads with what is
@@ -12,14 +14,20 @@ round has not sent, or perhaps not, each trainer sends itself, and servers tell 
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from dps.engine.client.verbs import Keys
 
+if TYPE_CHECKING:
+    from dps.engine.client.machine_meeting import MachineMeeting
+
 __all__ = ["Brought", "KeptPush", "PushMeeting", "PushMeetings", "Round"]
 
+T = TypeVar("T")
+Part = TypeVar("Part")  # what a member brings
 MOST_MEETINGS = 16  # A process keeps so many, which is more than the runs that it has at once.
 
 
@@ -41,7 +49,7 @@ class Brought(NamedTuple):
     pushes: dict[str, list[KeptPush]]
 
 
-class Round:
+class Round(Generic[Part]):
     """The pushes of some trainers at one clock.
 
     Attributes
@@ -60,12 +68,12 @@ class Round:
 
     def __init__(self, clock: int, late: bool = False):
         self.clock, self.late = clock, late
-        self.brought: dict[object, Brought] = {}
+        self.brought: dict[object, Part] = {}
         self.led = self.is_left = False
         self.sent: frozenset[str] | None = None
 
 
-class PushMeeting:
+class PushMeeting(Generic[Part]):
     """The trainers of one run in one process, and their rounds.
 
     Attributes
@@ -75,7 +83,7 @@ class PushMeeting:
 
     Examples
     --------
-    >>> meeting = PushMeeting()
+    >>> meeting: PushMeeting[Brought] = PushMeeting()
     >>> for trainer in ("a", "b"):
     ...     meeting.join(trainer)
     >>> round = meeting.bring("a", 3, Brought(7, 0, {}))
@@ -91,7 +99,7 @@ class PushMeeting:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self._members: set[object] = set()  # the trainers for which a round waits
-        self._rounds: dict[int, Round] = {}  # by clock, the rounds that no trainer leads yet
+        self._rounds: dict[int, Round[Part]] = {}  # by clock, the rounds that no trainer leads yet
         self._latest = -1  # the clock of the latest round that a trainer has led
 
     def join(self, trainer: object) -> None:
@@ -110,19 +118,29 @@ class PushMeeting:
                     del self._rounds[clock]
             self.changed.notify_all()  # because all others of a round may be there now
 
-    def bring(self, trainer: object, clock: int, brought: Brought) -> Round:
+    def withdraw(self, trainer: object, joined: Round[Part]) -> bool:
+        """Take what a trainer has brought back, unless some trainer leads the round; whether that was so."""
+        with self.changed:
+            if joined.led or joined.late or trainer not in joined.brought:
+                return False
+            del joined.brought[trainer]
+            if not joined.brought:
+                del self._rounds[joined.clock]
+            return True
+
+    def bring(self, trainer: object, clock: int, brought: Part) -> Round[Part]:
         """The round to which the trainer has brought its part."""
         with self.changed:
             self._members.add(trainer)
             joined = self._rounds.get(clock)
             if joined is None:
-                joined = Round(clock, late=clock <= self._latest)
+                joined = Round[Part](clock, late=clock <= self._latest)
                 if not joined.late:
                     self._rounds[clock] = joined
             joined.brought[trainer] = brought
             return joined
 
-    def leads(self, joined: Round, late: bool) -> bool:
+    def leads(self, joined: Round[Part], late: bool) -> bool:
         """Whether the caller is to lead a round to which it has brought its part; `late`: it waits for no other.
 
         A trainer that has kept the others waiting is no member until it comes again, so it does so once.
@@ -137,7 +155,7 @@ class PushMeeting:
                 del self._rounds[joined.clock]
             return True
 
-    def settle(self, joined: Round, sent: frozenset[str]) -> None:
+    def settle(self, joined: Round[Part], sent: frozenset[str]) -> None:
         """The round is over: servers have taken the sums for these tables."""
         with self.changed:
             joined.sent = sent
@@ -149,13 +167,24 @@ class PushMeetings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._meetings: dict[tuple[object, ...], PushMeeting] = {}
+        self._meetings: dict[tuple[object, ...], PushMeeting[Brought]] = {}
+        self._machines: dict[tuple[object, ...], MachineMeeting] = {}
 
-    def of_run(self, run: tuple[object, ...]) -> PushMeeting:
+    def of_run(self, run: tuple[object, ...]) -> PushMeeting[Brought]:
         """The meeting of a run. A process keeps those of a few runs, because a run that is over needs none."""
         with self._lock:
-            meeting = self._meetings.pop(run, None) or PushMeeting()
-            self._meetings[run] = meeting
-            while len(self._meetings) > MOST_MEETINGS:
-                del self._meetings[next(iter(self._meetings))]
-            return meeting
+            return _latest(self._meetings, run, PushMeeting[Brought])
+
+    def machine_of_run(self, run: tuple[object, ...], make: Callable[[], MachineMeeting]) -> MachineMeeting:
+        """The meeting of the processes of this machine for a run; `make` makes this process's end of it."""
+        with self._lock:
+            return _latest(self._machines, run, make)
+
+
+def _latest(meetings: dict[tuple[object, ...], T], run: tuple[object, ...], make: Callable[[], T]) -> T:
+    """The meeting of a run, which is the latest of `MOST_MEETINGS` from now on."""
+    meeting = meetings.pop(run, None) or make()
+    meetings[run] = meeting
+    while len(meetings) > MOST_MEETINGS:
+        del meetings[next(iter(meetings))]
+    return meeting

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from dps import config
 from dps.engine.client.client import Client
-from dps.engine.client.environment import Probes
+from dps.engine.client.environment import LocalEndpoint, Probes
 from dps.engine.client.row_cache import CacheShelf
 from dps.engine.client.ticket import Ticket
 from dps.engine.core.requests.exchange import Stream, Traffic
 from dps.engine.core.requests.part import Part
+from dps.engine.simulation.endpoint import SimEndpoint
 from dps.engine.simulation.network import END, End, Network
 from dps.engine.simulation.world import Main, Party, Task, Timer
 from dps.engine.training.leased_batches import LeasedBatches
@@ -22,13 +24,15 @@ from dps.engine.wire import frames
 from dps.engine.wire.channel import Channel, Request, Sink
 from dps.engine.wire.frames import HEADER_SIZE, Header, byte_views, decode_header, encode_header
 from dps.engine.wire.handshake import ConnectingHandshake
+from dps.engine.wire.protocols import RoleConnection
+from dps.engine.wire.rights import Handler as RoleHandler
 from dps.engine.wire.sockets import SLICE_SECONDS
-from dps.errors import DPSError, RequestTimeoutError
+from dps.errors import DPSError, RequestTimeoutError, ServerGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-__all__ = ["SimChannel", "SimClient", "SimTrainer"]
+__all__ = ["SimChannel", "SimClient", "SimProcess", "SimTrainer"]
 
 # A trainer looks so often whether another one of its process has gone on, because nothing wakes it in virtual time.
 LOOK_SECONDS = 0.002
@@ -218,13 +222,22 @@ class SimChannel(Channel, End):
             self.hang_up()
 
 
+class SimProcess(NamedTuple):
+    """The process of some trainers: the name of its machine (None: it has no other process), and its party."""
+
+    machine: str | None
+    party: Callable[[], Party]
+
+
 class SimEnvironment:
     """What a client needs of its process, in a simulation: virtual time, and the simulated network."""
 
     probes: Probes = ()  # a simulation is the same on every machine
 
-    def __init__(self, network: Network, host: Party, caches: CacheShelf | None = None):
-        self.caches = caches or CacheShelf()
+    def __init__(
+        self, network: Network, host: Party, caches: CacheShelf | None = None, process: SimProcess | None = None
+    ):
+        self.caches, self._process = caches or CacheShelf(), process
         self.now: Callable[[], float] = host.now
         self.sleep: Callable[[float], None] = host.sleep
         self._network, self._host = network, host
@@ -238,6 +251,38 @@ class SimEnvironment:
     def release(self, channel: Channel) -> None:
         """Use it no more. Its peer learns of it when the party ends: the seeds of known faults count on that."""
         Channel.close(channel)
+
+    def connect_locally(self, ticket: Ticket, name: str, what: str, idle: Callable[[], None]) -> Channel | None:
+        """A connection to what listens on the machine of the process by that name."""
+        address = self._local_address(name)
+        listener = None if address is None else self._network.endpoints.get(address)
+        if self._process is None or address is None or listener is None or listener.host_party.dead:
+            return None
+        with contextlib.suppress(ServerGoneError):
+            return SimChannel(self._network, self._process.party(), address, ticket, what, ServerGoneError, idle)
+        return None
+
+    def listen_locally(
+        self,
+        ticket: Ticket,
+        name: str,
+        handlers: Mapping[int, RoleHandler],
+        on_close: Callable[[RoleConnection], None],
+    ) -> LocalEndpoint | None:
+        """Listen on the machine of the process by that name."""
+        address = self._local_address(name)
+        if self._process is None or address is None:
+            return None
+        other = self._network.endpoints.get(address)
+        if other is not None and not other.host_party.dead:
+            return None
+        endpoint = SimEndpoint(self._network, self._process.party(), dict(handlers), on_close, address)
+        endpoint.secrets[ticket.session] = ticket.secret
+        return endpoint
+
+    def _local_address(self, name: str) -> tuple[str, int] | None:
+        process = self._process
+        return None if process is None or process.machine is None else (f"{process.machine}/{name}", 0)
 
     def await_change(self, condition: threading.Condition, seconds: float) -> None:
         """Let a little virtual time pass, because a greenlet that waited would stop all others."""
@@ -285,9 +330,10 @@ class SimTrainer(Trainer):
         compute: float,
         leased: tuple[Sequence[object], Sequence[Sequence[int]]] | None = None,
         caches: CacheShelf | None = None,
+        process: SimProcess | None = None,
     ):
         self._host, self._compute = host, compute
-        environment = SimEnvironment(network, host, caches)
+        environment = SimEnvironment(network, host, caches, process)
         participant = Participant(
             ticket, run, trainer, incarnation, host.name, environment=environment, leased=leased is not None
         )

@@ -431,6 +431,10 @@ class SimEndpoint:
         """Run `function` at once. A real endpoint runs it in its own thread."""
         return function(*args)
 
+    def submit(self, function: Callable[..., Result], *args: object) -> Result:
+        """As `call`."""
+        return function(*args)
+
     def new_connection(self) -> SimConnection:
         """The accepted side of a new connection."""
         return SimConnection(self)
@@ -442,7 +446,9 @@ class SimEndpoint:
                 self._on_close(connection)
 
     def stop(self) -> None:
-        """Hang up every connection."""
+        """Hang up every connection, and listen no more."""
+        if not self.port:  # the name is another process's from now on
+            self.network.endpoints.pop(self.address, None)
         for connection in list(self.connections):
             connection.transport.abort()
 

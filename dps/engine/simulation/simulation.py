@@ -132,7 +132,9 @@ class Simulation:
         names = [f"trainer-{n}" for n in range(trainers)]
         slow = {name: self._slowness() for name in names}
         self._ticket = Ticket(SESSION, self._controller.endpoint.address, SECRET)
-        self._actors = SimTrainers(self._network, lambda n: self._party(n, slow[n]), self._ticket, names, compute)
+        self._actors = SimTrainers(
+            self._network, lambda n: self._party(n, slow.get(n, 1.0)), self._ticket, names, compute
+        )
         self._clients: list[SimClient] = []  # kept, because the garbage collector would close them at any moment
         self._submitted: list[Task] = []
         acts: dict[str, Callable[[random.Random], None]]
@@ -231,6 +233,7 @@ class Simulation:
         resume: bool = False,
         warm_start: int = 0,
         threads: int = 1,
+        processes: int = 1,
     ) -> list[T | None]:
         """Train as :meth:`dps.ParameterServer.run` does, until all trainers have returned.
 
@@ -250,6 +253,8 @@ class Simulation:
             The clock of trainer 0 at which the others begin.
         threads : int
             How many trainers of a process share the rows that it keeps (``cache=``).
+        processes : int
+            How many processes of a machine put their sums of pushes together (``Wire(merge=True)``).
 
         Returns
         -------
@@ -264,7 +269,7 @@ class Simulation:
             The run was not over after `timeout` virtual seconds.
         """
         shares = share([[]] * len(data), self._actors.names[: len(data)])
-        job = SimJob(function, data, shares, reassign, args, kwargs or {}, threads)
+        job = SimJob(function, data, shares, reassign, args, kwargs or {}, threads, processes)
         bound = None if math.isinf(staleness) else int(staleness)
         job.number = self._controller.start_run(shares, bound, reassign, resume, warm_start)
         self._actors.begin(job)

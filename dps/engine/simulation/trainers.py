@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from dps.engine.client.row_cache import CacheShelf
 from dps.engine.client.ticket import Ticket
-from dps.engine.simulation.channel import SimTrainer
+from dps.engine.simulation.channel import SimProcess, SimTrainer
 from dps.engine.simulation.network import Network
 from dps.engine.simulation.world import Party
 from dps.errors import DPSError, StoppedError
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class SimJob(Generic[T]):
     """One call of `Simulation.run`: the function and data of its trainers, and their results.
 
-    So many trainers, `threads`, are in one process as far as they share the caches of it. A trainer that is started
-    again is in a new process, or in that of others.
+    So many trainers, `threads`, are in one process as far as they share the caches of it, and so many processes,
+    `processes`, are on one machine. A trainer that is started again is in a new process, or in that of others.
     """
 
     def __init__(
@@ -40,13 +40,15 @@ class SimJob(Generic[T]):
         args: tuple,
         kwargs: dict[str, object],
         threads: int,
+        processes: int,
     ):
         self.function, self.args, self.kwargs = function, args, kwargs
         self.data = data
         self.shares = shares
-        self.reassign, self.threads = reassign, threads
-        processes = [CacheShelf() for _ in shares]
-        self.caches = [processes[number // threads] for number in range(len(shares))]  # by trainer
+        self.reassign, self.threads, self.processes = reassign, threads, processes
+        shelves = [CacheShelf() for _ in shares]
+        self.caches = [shelves[number // threads] for number in range(len(shares))]  # by trainer
+        self.parties: dict[CacheShelf, Party] = {}  # of processes with several trainers, once they need one
         self.number = 0
         self.attempts = [0] * len(shares)  # by trainer: the number of its last attempt
         self.results: list[T | None] = [None] * len(shares)
@@ -116,6 +118,17 @@ class SimTrainers:
         world = self._network.world
         world.at(world.now + delay, None, self._begin, job, number, job.attempts[number])
 
+    def _process(self, host: Party, job: SimJob, number: int) -> SimProcess:
+        """The process of a trainer. That of several trainers outlives each, because a thread's end ends no process."""
+        shelf, machine = job.caches[number], number // (job.threads * job.processes)
+
+        def party() -> Party:
+            return job.parties.setdefault(shelf, self._party(f"process-{number}"))
+
+        return SimProcess(
+            None if job.processes == 1 else f"machine-{machine}", party if job.threads > 1 else lambda: host
+        )
+
     def _train(self, host: Party, job: SimJob, number: int, attempt: int) -> None:
         """What a task of `ps.run` does: join, call the user's function, leave."""
         trainer, result, failure = None, None, None
@@ -130,6 +143,7 @@ class SimTrainers:
                 self._compute,
                 leased=(job.data, job.shares) if job.reassign else None,
                 caches=job.caches[number],
+                process=self._process(host, job, number),
             )
             trainer.partition_numbers = list(job.shares[number])
             self._trainers.append(trainer)

@@ -3,6 +3,7 @@
 =================== ======================================================
 frames              the header of 64 bytes, and bodies
 headers             typed views of the header, for kinds that are not about rows
+table_sums          sums of pushes on their way between processes of a machine
 changed_rows        the answer to a pull that wants only rows that have changed
 frame_reader        whole frames out of bytes that arrive in any chunks
 handshake           both sides' proof that they know the session secret

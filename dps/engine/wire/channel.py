@@ -145,6 +145,8 @@ class Channel:
         try:
             sock = connected_locally(address) if tls is None else None
             local = sock is not None
+            if sock is None and not address[1]:
+                raise gone(f"no process of this machine listens as {what}")
             if sock is None:
                 sock = connected(address, deadline, idle)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import logging
 import ssl
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
 from dps import config
 from dps.engine.core.blocks import limit_kept
@@ -39,6 +40,7 @@ except ImportError:  # Windows: asyncio's own loop
 __all__ = ["Connection", "Endpoint", "Handler"]
 
 Result = TypeVar("Result")
+Listening: TypeAlias = Coroutine[Any, Any, tuple[list[asyncio.AbstractServer], int]]
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit(20))
@@ -64,6 +66,9 @@ class Endpoint:
         How long the loop polls, after a plain request, before it sleeps; None: not at all.
     port : int
         The port to listen at, if it is free. By default, and where it is not, the system chooses one.
+    local : bool
+        Listen at the Unix socket alone that is beside port 0 of the `host`, which is a name and no address then. Raises
+        OSError where another process has the name, or there are no Unix sockets.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Endpoint:
         connecting: ssl.SSLContext | None = None,
         polling: Polling | None = None,
         port: int = 0,
+        local: bool = False,
     ):
         self.name, self.connecting = name, connecting
         self.handlers = handlers
@@ -99,7 +105,8 @@ class Endpoint:
         self.soon: Callable[[Callable[[], None]], object] = (
             self.loop.call_soon if self.turn is None else self.turn.at_end
         )
-        self._thread = threading.Thread(target=self._run, args=(host, tls, port), name=f"dps-{name}", daemon=True)
+        listening = self._listen_locally(host) if local else self._listen(host, tls, port)
+        self._thread = threading.Thread(target=self._run, args=(listening,), name=f"dps-{name}", daemon=True)
         self._thread.start()
         if not concurrent.futures.wait([self._ready], config.seconds("connect")).done:
             raise RequestTimeoutError(
@@ -107,10 +114,10 @@ class Endpoint:
             )
         self.host, self.port = host, self._ready.result()
 
-    def _run(self, host: str, tls: ssl.SSLContext | None, port: int) -> None:
+    def _run(self, listening: Listening) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            servers, port = self.loop.run_until_complete(self._listen(host, tls, port))
+            servers, port = self.loop.run_until_complete(listening)
             self._ready.set_result(port)
         except BaseException as error:
             self._ready.set_exception(error)
@@ -131,6 +138,13 @@ class Endpoint:
             if self.turn is not None:
                 self.turn.close()
             self.loop.close()
+
+    async def _listen_locally(self, name: str) -> tuple[list[asyncio.AbstractServer], int]:
+        """The listener at a Unix socket of that name."""
+        sock = listening_locally((name, 0))
+        if sock is None:
+            raise OSError(errno.EADDRINUSE, f"no Unix socket can listen for {name}")
+        return [await self.loop.create_unix_server(lambda: Connection(self), sock=sock)], 0
 
     async def _listen(
         self, host: str, tls: ssl.SSLContext | None, port: int

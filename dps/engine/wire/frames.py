@@ -39,6 +39,9 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
                                                       `start` bytes is in the memory that both ends share;
                                                       then, unless all has come so, one without SHARED has
                                                       the rest
+SUM      clock; count: bytes of a description         see `wire/table_sums.py`; answer: JSON, the
+                                                      tables whose sums servers have taken, or null
+                                                      where nothing was sent
 SHARE    number: of a file of the client; clock: the  nothing
          mark of the memory that it is
 CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),
@@ -131,6 +134,7 @@ ABORT = 24
 GONE = 25
 VERSIONS = 26
 SHARE = 27
+SUM = 28
 ROUTE = 32
 JOIN = 33
 TICK = 34

@@ -39,6 +39,7 @@ __all__ = [
     "CLIENT",
     "SERVER",
     "STRANGER",
+    "TO_AGGREGATOR",
     "TO_ANY",
     "TO_CONTROLLER",
     "TO_LENDER",
@@ -107,6 +108,8 @@ TO_CONTROLLER: Rights = {
     SERVER: {**dict.fromkeys(OF_SERVERS, NO_FLAGS), frames.BEAT: frozenset({0, CONTROL})},
 }
 TO_TRAINER: Rights = {CLIENT: {frames.RING: frozenset({0, CONTROL}), frames.RING_RESULT: NO_FLAGS}}
+# Rights at the process of a machine that sends the sums of all, where clients are the trainers of other processes.
+TO_AGGREGATOR: Rights = {CLIENT: {frames.SUM: NO_FLAGS}}
 # Rights at a trainer that lends partitions, where clients are the trainers of its run, by the secret of that run.
 TO_LENDER: Rights = {CLIENT: {frames.FETCH_PARTITION: NO_FLAGS}}
 
