@@ -57,7 +57,7 @@ def test_a_sum_is_refused_by_fences():
         {"wire": dps.Wire(push="float16", merge=True)},
         {"wire": dps.Wire(lists=True, merge=True)},
         {"wire": dps.Wire(keep=0.5, merge=True)},
-        {"wire": dps.Wire(measured=True, merge=True)},
+        {"wire": dps.Wire(pull="float16", measured=True, merge=True)},
         {"life": RowLife(admit=dps.AdmitByCount(2))},
     ],
     ids=repr,

@@ -1,4 +1,4 @@
-"""Random schedules in which the pushes of a process, or of a machine, are summed: each counts once, whichever party fails half-way."""
+"""Random schedules in which the pushes of a process, or of a machine, are summed: each counts once, whatever fails."""
 
 from __future__ import annotations
 

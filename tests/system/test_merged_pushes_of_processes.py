@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from distributed import Client
 from kills import killed_at, pids_of
+from servers import wait_until
 
 import dps
 
@@ -55,3 +57,31 @@ def test_each_push_of_a_sum_counts_once(dies, threads):
             summed[50 * number : 50 * number + 150] += 2 * CLOCKS
         assert ps.client().pull("n", KEYS).tolist() == expected.tolist()
         assert ps.client().pull("sums", KEYS).tolist() == summed.tolist()
+
+
+def pushed_densely(trainer, partitions, clocks):
+    for _ in trainer.iterate(range(clocks)):
+        trainer.push("dense", None, np.ones((500, 4)))
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_processes_of_a_machine_send_one_message(measured):
+    clocks = 500 if measured else CLOCKS
+    with (
+        dps.LocalCluster(servers=1, trainers=TRAINERS, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client) as ps,
+    ):
+        ps.table("dense", rows=500, dim=4, wire=dps.Wire(merge=True, measured=measured))
+        ps.run(pushed_densely, range(TRAINERS), staleness=0, args=(clocks,), progress=False)
+        assert (ps.client().pull("dense") == TRAINERS * clocks).all()
+        alone = TRAINERS * clocks * 500 * 16
+        wait_until(lambda: ps.status().tables["dense"].traffic.pushed >= alone / TRAINERS)
+        if measured:
+            events = [text for _, text in ps.status().events if "rows of table 'dense' travel" in text]
+            pattern = r"travel (as sums of a process|push by push), because trainer \d has measured: .* ms a clock"
+            assert events
+            assert all(re.search(pattern, text) for text in events)
+        else:  # a quarter, where no process kept the others waiting for too long
+            time.sleep(1.5)  # for the server's last report
+            assert ps.status().tables["dense"].traffic.pushed < 0.6 * alone

@@ -17,6 +17,7 @@ cached_tables  pulls and pushes past the rows that a trainer's process keeps
 merged_pushes  a trainer's pushes that wait until its process sums them
 push_meetings  where the trainers of a process put them together
 machine_meeting  where the processes of a machine do so with their sums
+sum_choice  whether it pays to sum
 row_cache   the rules of these rows: which of them a trainer may use
 eviction    which of them go when others need their room
 stamped_rows  the memory of such rows, and of those that are held back

@@ -15,6 +15,7 @@ the proof that each push counts once. Three rules here are part of it:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -26,9 +27,10 @@ from dps import config
 from dps.engine.client.cached_tables import REFUSALS, send_changes
 from dps.engine.client.inputs import flat_rows
 from dps.engine.client.machine_meeting import MachineMeeting
-from dps.engine.client.push_meetings import Brought, KeptPush, PushMeeting, Round
+from dps.engine.client.push_meetings import Brought, KeptPush, PushMeeting, Round, RunMeetings
 from dps.engine.client.requests import MOST_BYTES, MOST_PUSHED_KEYS, Prepared, TableRoute, prepared_push
 from dps.engine.client.row_cache import OpenChange, PushOutcome
+from dps.engine.client.sum_choice import SumChoice
 from dps.engine.client.ticket import SentCall
 from dps.engine.client.verbs import Keys
 from dps.engine.core.shards.rows import all_finite
@@ -114,8 +116,7 @@ class MergedPushes:
     def __init__(self, client: Client, standing: PushStanding):
         self._client, self._session, self._standing = client, client.session, standing
         self._nbytes = config.nbytes("held")
-        self._meeting: PushMeeting[Brought] | None = None
-        self._machine: MachineMeeting | None = None
+        self._meetings: RunMeetings | None = None
         self.meets = False
         self.kept: dict[str, list[KeptPush]] = {}
 
@@ -188,37 +189,35 @@ class MergedPushes:
 
         On return, each push that waited is acknowledged, or is on its way under its own numbers.
         """
-        meeting, session = self._meeting, self._session
-        if meeting is None:
+        meetings, session = self._meetings, self._session
+        if meetings is None:
             return
         session.wait()  # because a sum may overtake what was sent over another connection
         brought = Brought(session.own.id, session.own.attempt, {table: list(kept) for table, kept in self.kept.items()})
-        sent = self._go_round(meeting, meeting.bring(self, session.own.clock, brought))
+        sent = self._go_round(meetings, meetings.trainers.bring(self, session.own.clock, brought))
         for table in sent & self.kept.keys():
             session.meter.counted(False, sum(len(each.keys) for each in self.kept.pop(table)))
         self.send_all_alone()
 
     def leave(self) -> None:
         """The trainer makes no more calls, so no other waits for it."""
-        if self._meeting is not None and self._machine is not None:
-            self._meeting.leave(self)
-            self._machine.leave(self)
+        if self._meetings is not None:
+            self._meetings.trainers.leave(self)
+            self._meetings.machine.leave(self)
 
     # -- inside
 
-    def _join(self) -> PushMeeting[Brought]:
-        """The meeting of the trainers of the process, which waits for this one from now on."""
-        if self._meeting is None:
-            ticket = self._session.ticket
-            run = ticket.controller, ticket.secret, self._standing.run
-            pushes = self._session.environment.caches.pushes
-            self._meeting = pushes.of_run(run)
-            self._meeting.join(self)
-            make = functools.partial(MachineMeeting, ticket, self._standing.run)
-            self._machine = pushes.machine_of_run(run, make)
-            self._machine.enter(self)
+    def _join(self) -> None:
+        """Let the other trainers of the process wait for this one from now on."""
+        if self._meetings is None:
+            ticket, run = self._session.ticket, self._standing.run
+            self._meetings = self._session.environment.caches.pushes.of_run(
+                (ticket.controller, ticket.secret, run),
+                lambda: RunMeetings(PushMeeting(), MachineMeeting(ticket, run), SumChoice()),
+            )
+            self._meetings.trainers.join(self)
+            self._meetings.machine.enter(self)
             self.meets = True
-        return self._meeting
 
     def _keep(self, table: str, given: Keys, prepared: Prepared, keys: np.ndarray, values: np.ndarray) -> None:
         """Let a push wait, which takes its numbers now."""
@@ -236,9 +235,9 @@ class MergedPushes:
         if sum(each.keys.nbytes + each.values.nbytes for each in kept) > self._nbytes:
             self.send_alone(table)
 
-    def _go_round(self, meeting: PushMeeting[Brought], joined: Round[Brought]) -> frozenset[str]:
+    def _go_round(self, meetings: RunMeetings, joined: Round[Brought]) -> frozenset[str]:
         """Lead a round or wait for its leader; the tables whose sums the servers have taken, as far as is known."""
-        session, began = self._session, self._session.now()
+        session, began, meeting = self._session, self._session.now(), meetings.trainers
         patience = STRAGGLER_SECONDS if self._standing.staleness == 0 else 0.0
         limit = patience + ANSWER_SECONDS + LEADER_SECONDS
         with meeting.changed:
@@ -256,20 +255,20 @@ class MergedPushes:
                 return joined.sent
         sent = frozenset[str]()
         try:
-            sent = frozenset(self._send_sums(joined))
+            sent = frozenset(self._send_sums(meetings, joined))
         finally:
             meeting.settle(joined, sent)
         return sent
 
-    def _send_sums(self, joined: Round[Brought]) -> set[str]:
+    def _send_sums(self, meetings: RunMeetings, joined: Round[Brought]) -> set[str]:
         """Send the sums of a round, with those of other processes perhaps; the tables whose sums servers have taken."""
         session, outcomes = self._session, dict[str, PushOutcome]()
         changes = dict[str, OpenChange]()
         with session.lock:
             session.meter.begin(session.now())
             try:
-                sums = dict(self._sums(joined))
-                beyond = self._together(joined, sums, changes)
+                sums = dict(self._sums(joined, self._is_summed(meetings.choice, joined)))
+                beyond = self._together(meetings.machine, joined, sums, changes)
                 if beyond is None:
                     several = {table: each for table, each in sums.items() if _pushes(joined, table) > 1}
                     self._begin_changes(several, changes)
@@ -283,8 +282,22 @@ class MergedPushes:
                 session.meter.lap("push", session.now())
         return {table for table, each in outcomes.items() if each is PushOutcome.ACKNOWLEDGED and table in sums}
 
-    def _sums(self, joined: Round[Brought]) -> Iterator[tuple[str, TableSum]]:
-        """The sums of the trainers of this process, by table, of those that are as the tables are now."""
+    def _is_summed(self, choice: SumChoice, joined: Round[Brought]) -> bool:
+        """Whether pushes to the tables are summed in this round for which that is measured."""
+        if joined.late:
+            return False
+        chosen = choice.chosen
+        is_summed = choice.ended(joined.clock, self._session.now())
+        if choice.chosen != chosen:
+            for table in {table for each in joined.brought.values() for table in each.pushes}:
+                with contextlib.suppress(DPSError):  # whatever it is, the push to the table has it, too
+                    if self._session.ready(table).spec.wire.measured:
+                        self._session.meter.chose(table, choice.chosen, choice.found())
+        return is_summed
+
+    def _sums(self, joined: Round[Brought], measured_too: bool) -> Iterator[tuple[str, TableSum]]:
+        """The sums of the trainers of this process, by table, of those that are as the tables are now; `measured_too`:
+        also for tables for which it is measured whether to sum."""
         for table in dict.fromkeys(itertools.chain.from_iterable(b.pushes for b in joined.brought.values())):
             parts = [(each, each.pushes[table]) for each in joined.brought.values() if table in each.pushes]
             pushes = [push for _, several in parts for push in several]
@@ -292,20 +305,20 @@ class MergedPushes:
                 spec = self._session.ready(table).spec
             except DPSError:  # each trainer sends its own pushes, and has the error
                 continue
-            if all(_fits(spec, each.values) for each in pushes):
+            if (measured_too or not spec.wire.measured) and all(_fits(spec, each.values) for each in pushes):
                 stamps = [(b.origin, b.attempt, several[0].first, several[-1].end - 1) for b, several in parts]
                 keys, rows = sum_by_key([each.keys for each in pushes], [each.values for each in pushes])
                 yield table, TableSum(np.array(stamps, np.int64), keys, rows)
 
     def _together(
-        self, joined: Round[Brought], sums: Sums, changes: dict[str, OpenChange]
+        self, machine: MachineMeeting, joined: Round[Brought], sums: Sums, changes: dict[str, OpenChange]
     ) -> dict[str, PushOutcome] | None:
         """Put the sums together with those of other processes of the machine; None where nothing has been sent.
 
         With a staleness no process waits for another. Nothing was sent either where all trainers are in this process.
         """
-        session, machine = self._session, self._machine
-        if machine is None or joined.late or self._standing.staleness or len(joined.brought) >= session.own.parties:
+        session = self._session
+        if joined.late or self._standing.staleness or len(joined.brought) >= session.own.parties:
             return None
         self._begin_changes(sums, changes)
         send = functools.partial(self._send, joined.clock)

@@ -23,10 +23,10 @@ from dps.engine.client.verbs import Keys
 
 if TYPE_CHECKING:
     from dps.engine.client.machine_meeting import MachineMeeting
+    from dps.engine.client.sum_choice import SumChoice
 
-__all__ = ["Brought", "KeptPush", "PushMeeting", "PushMeetings", "Round"]
+__all__ = ["Brought", "KeptPush", "PushMeeting", "PushMeetings", "Round", "RunMeetings"]
 
-T = TypeVar("T")
 Part = TypeVar("Part")  # what a member brings
 MOST_MEETINGS = 16  # A process keeps so many, which is more than the runs that it has at once.
 
@@ -162,29 +162,27 @@ class PushMeeting(Generic[Part]):
             self.changed.notify_all()
 
 
+class RunMeetings(NamedTuple):
+    """What the trainers of one run in one process share: where they meet, where their process meets those of its
+    machine, and whether they sum where that is measured."""
+
+    trainers: PushMeeting[Brought]
+    machine: MachineMeeting
+    choice: SumChoice
+
+
 class PushMeetings:
     """The meetings of a process, by run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._meetings: dict[tuple[object, ...], PushMeeting[Brought]] = {}
-        self._machines: dict[tuple[object, ...], MachineMeeting] = {}
+        self._meetings: dict[tuple[object, ...], RunMeetings] = {}
 
-    def of_run(self, run: tuple[object, ...]) -> PushMeeting[Brought]:
-        """The meeting of a run. A process keeps those of a few runs, because a run that is over needs none."""
+    def of_run(self, run: tuple[object, ...], make: Callable[[], RunMeetings]) -> RunMeetings:
+        """The meetings of a run. A process keeps those of a few runs, because a run that is over needs none."""
         with self._lock:
-            return _latest(self._meetings, run, PushMeeting[Brought])
-
-    def machine_of_run(self, run: tuple[object, ...], make: Callable[[], MachineMeeting]) -> MachineMeeting:
-        """The meeting of the processes of this machine for a run; `make` makes this process's end of it."""
-        with self._lock:
-            return _latest(self._machines, run, make)
-
-
-def _latest(meetings: dict[tuple[object, ...], T], run: tuple[object, ...], make: Callable[[], T]) -> T:
-    """The meeting of a run, which is the latest of `MOST_MEETINGS` from now on."""
-    meeting = meetings.pop(run, None) or make()
-    meetings[run] = meeting
-    while len(meetings) > MOST_MEETINGS:
-        del meetings[next(iter(meetings))]
-    return meeting
+            meetings = self._meetings.pop(run, None) or make()
+            self._meetings[run] = meetings
+            while len(self._meetings) > MOST_MEETINGS:
+                del self._meetings[next(iter(self._meetings))]
+            return meetings

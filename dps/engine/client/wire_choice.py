@@ -268,7 +268,7 @@ class TableTrial:
         if turn.calls <= OTHER_CALLS * self._calls:  # else the turn says more of other tables than of this one
             choice.ended(turn, now.seconds - self._began.seconds)
         if tried and not choice.trying and choice.chosen != known and choice.chosen is not None:
-            self._trials.meter.chose(self._name, self.labels[choice.chosen], self._found())
+            self._trials.meter.chose(self._name, f"{self.labels[choice.chosen]} between machines", self._found())
         if choice.is_due() and self._trials.may_try(self):
             choice.begin()
         self._began = now
@@ -283,10 +283,10 @@ class TableTrial:
         self._counted, self._warm, self._calls = self._began, self.choice.trying, 1
         self._due = WARM_CALLS if self._warm else REST_CALLS
 
-    def _found(self) -> dict[str, tuple[float, float]]:
+    def _found(self) -> dict[str, str]:
         """Bytes a row and milliseconds a call, of each way."""
         found = {}
         for label, turns in zip(self.labels, self.choice.turns, strict=True):
             seconds, rows, nbytes, calls = (sum(each) for each in zip(*turns, strict=True))
-            found[label] = nbytes / max(rows, 1), 1e3 * seconds / max(calls, 1)
+            found[label] = f"{nbytes / max(rows, 1):.3g} bytes a row and {1e3 * seconds / max(calls, 1):.3g} ms a call"
         return found

@@ -375,8 +375,8 @@ class TableSpec:
             why = "keep= and least= choose among the rows of each push"
         elif self.wire.push is not None or self.wire.lists:
             why = "their sum travels with its keys, as it is: leave out push= and lists="
-        elif self.wire.measured:
-            why = "measured=True compares the times of pushes, and such a push takes none before its clock ends"
+        elif self.wire.measured and self.wire.pull is not None:
+            why = "measured=True compares either numbers or sums: leave out pull="
         elif self.life.counts is not None:
             why = "admit= counts the pushes that name a key, and a sum names it once"
         elif self.dtype not in ("float32", "float64", "int64", "int32"):

@@ -70,13 +70,15 @@ class Wire(Recipe):
         Each trainer tries rows as they are, with lists (where `lists` says so), and in the numbers of `pull` and
         `push`, for some batches each, and goes on with what takes the least time; :meth:`dps.ParameterServer.status`
         has its choice among the events. The choice depends on measured times, so two runs need not have the same bits.
-        False by default: these numbers, always. True with ``wire="auto"``.
+        False by default: these numbers, always. True with ``wire="auto"``. With `merge` it is not the numbers that are
+        tried, but whether to sum: pushes of some clocks are summed and those of as many are not, in turns.
     merge : bool, optional
-        Sum the pushes that the trainers of one process (threads) make in a clock, and send the sum to each server as
-        one message, which counts once for each of them. A push then returns before servers have it; it leaves when the
-        trainer reads the table, changes it otherwise, meets the others or ends its iteration. False by default. It is
-        for tables with :class:`~dps.Add`, with :class:`~dps.SGD` without penalties, or with ``aggregate=``, and it
-        saves bytes with staleness 0, where the trainers of a process end their iterations together.
+        Sum the pushes that the trainers of one process (threads), and of all processes of one machine, make in a clock,
+        and send the sum to each server as one message, which counts once for each of them. A push then returns before
+        servers have it; it leaves when the trainer reads the table, changes it otherwise, meets the others or ends its
+        iteration. False by default. It is for tables with :class:`~dps.Add`, with :class:`~dps.SGD` without penalties,
+        or with ``aggregate=``, and it saves bytes with staleness 0, where trainers end their iterations together.
+        Processes find each other on Linux, without TLS, where ``dps.unix-sockets`` is on.
 
     Raises
     ------

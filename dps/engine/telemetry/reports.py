@@ -66,9 +66,9 @@ Load = tuple[str, Annotated[int, Meta(ge=1, le=MAX_CORES)], Amount, Share, Share
 # Value of a metric: the count, the sum, and the last value.
 Metric = tuple[Annotated[int, Meta(ge=0, le=10**18)], float, float | None]
 
-# How the rows of a table travel as a trainer has found: what it has chosen; of each way bytes a row and ms a call.
+# How the rows of a table travel as a trainer has found: what it has chosen, and what it has measured of each way.
 Way = Annotated[str, Meta(max_length=100)]
-WireReport = tuple[Way, Annotated[dict[Way, tuple[Amount, Amount]], Meta(max_length=MAX_WAYS)]]
+WireReport = tuple[Way, Annotated[dict[Way, Way], Meta(max_length=MAX_WAYS)]]
 
 
 class TrainerFields(msgspec.Struct, frozen=True):

@@ -108,9 +108,9 @@ class RunTelemetry:
         chosen[trainer] = label
         if is_new and self._told.get(table, 0) < MAX_CHOICES:
             self._told[table] = self._told.get(table, 0) + 1
-            numbers = [f"{way} {nbytes:.3g} bytes a row and {ms:.3g} ms a call" for way, (nbytes, ms) in found.items()]
-            how = f"rows of table {table!r} travel {label} between machines"
-            yield f"run {self.run}: {how}, because trainer {trainer} has measured: {'; '.join(numbers)}"
+            numbers = "; ".join(f"{way} {measured}" for way, measured in found.items())
+            how = f"rows of table {table!r} travel {label}"
+            yield f"run {self.run}: {how}, because trainer {trainer} has measured: {numbers}"
 
     def loads(self) -> list[tuple[float, HostLoad]]:
         """The machines' loads, with their times, that trainers have reported since the last call."""

@@ -145,7 +145,7 @@ class TrainerMeter(CallMeter):
             else:  # NaN too: the report then shows that the value diverged, and the mean stays finite
                 metric[2] = None
 
-    def chose(self, table: str, label: str, found: Mapping[str, tuple[float, float]]) -> None:
+    def chose(self, table: str, label: str, found: Mapping[str, str]) -> None:
         """Tell with the next report how the rows of a table travel from now on: see `WireReport`."""
         self._wires[table] = label, dict(found)
 
