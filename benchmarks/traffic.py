@@ -140,13 +140,15 @@ def measure(report: Report, args: argparse.Namespace) -> None:
         ps.close()
 
 
-def measure_process(report: Report, args: argparse.Namespace) -> None:
-    """One process with four trainers: the bytes of its pulls and pushes, with sums and a shared cache and without."""
+def measure_machine(report: Report, args: argparse.Namespace, processes: int) -> None:
+    """Four trainers in so many processes: the bytes of pulls and pushes, with sums and caches and without."""
     sizes = (*(QUICK_DRAWN if args.quick else DRAWN), None)
-    with dps.LocalCluster(servers=1, trainers=1, threads_per_trainer=THREADS) as cluster, Client(cluster) as client:
+    threads = THREADS // processes
+    with dps.LocalCluster(1, processes, threads_per_trainer=threads) as cluster, Client(cluster) as client:
         ps = dps.ParameterServer(client)
         for drawn in sizes:
             where = "a dense model" if drawn is None else f"{drawn:,} features drawn"
+            where = f"{processes} process{'es' if processes > 1 else ''}, {where}"
             plain_pushed = plain_bytes = 0
             for merge, cache in ((False, None), (True, None), (False, LARGE), (True, LARGE)):
                 rows = DENSE_ROWS if drawn is None else None
@@ -179,12 +181,13 @@ def measure_process(report: Report, args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--process", action="store_true", help="only the second part: four trainers of one process")
+    arguments.add_argument("--process", action="store_true", help="only the second part: four trainers of a machine")
     args = arguments.parse_args(argv)
     with Report("rows that a cache saves", args.json) as report:
         if not args.process:
             measure(report, args)
-        measure_process(report, args)
+        for processes in (1, THREADS):
+            measure_machine(report, args, processes)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.pool import Pool
 from dps.engine.wire.protocols import RoleConnection
 from dps.engine.wire.rights import Handler
-from dps.errors import DPSError, ServerGoneError
+from dps.errors import AccessDeniedError, DPSError, ServerGoneError
 
 __all__ = ["Environment", "LocalEndpoint", "Probes", "ProcessEnvironment"]
 
@@ -124,7 +124,7 @@ class ProcessEnvironment:
             return None
         try:
             return Channel((name, 0), ticket.session, ticket.secret, what, ServerGoneError, None, idle)
-        except ServerGoneError:
+        except (ServerGoneError, AccessDeniedError):
             return None
 
     def listen_locally(
@@ -137,11 +137,10 @@ class ProcessEnvironment:
         if connecting_tls(ticket.security) is not None:
             return None
         try:
-            endpoint = Endpoint("aggregator", name, dict(handlers), on_close, local=True)
+            secrets = {ticket.session: ticket.secret}
+            return Endpoint("aggregator", name, dict(handlers), on_close, local=True, secrets=secrets)
         except OSError:
             return None
-        endpoint.call(endpoint.secrets.update, {ticket.session: ticket.secret})
-        return endpoint
 
     def await_change(self, condition: threading.Condition, seconds: float) -> None:
         condition.wait(seconds)

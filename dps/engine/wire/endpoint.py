@@ -13,7 +13,7 @@ import errno
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from dps import config
@@ -69,6 +69,8 @@ class Endpoint:
     local : bool
         Listen at the Unix socket alone that is beside port 0 of the `host`, which is a name and no address then. Raises
         OSError where another process has the name, or there are no Unix sockets.
+    secrets : dict of str to str, optional
+        The secrets of sessions by their names, for peers that may connect before any is added.
     """
 
     def __init__(
@@ -82,11 +84,14 @@ class Endpoint:
         polling: Polling | None = None,
         port: int = 0,
         local: bool = False,
+        secrets: Mapping[str, str] | None = None,
     ):
         self.name, self.connecting = name, connecting
         self.handlers = handlers
         self.service: PlainStep | None = None  # it answers plain frames, before the handlers see them
-        self.secrets: dict[str, str] = {}  # session name -> secret; only the endpoint's thread changes it
+        self.secrets: dict[str, str] = dict(
+            secrets or {}
+        )  # session name -> secret; only the endpoint's thread changes it
         self.frame_limit = config.nbytes("frame")
         self.keep_bytes = config.nbytes("buffer")
         limit_kept(config.nbytes("results"))
