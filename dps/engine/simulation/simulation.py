@@ -129,12 +129,9 @@ class Simulation:
         self._schedulers = SimSchedulers(self._network, self._party("controller"), hire, servers)
         self._disk: SimDisk | None = None
         self._autoscaling: AutoscalingProcedures | None = None
-        names = [f"trainer-{n}" for n in range(trainers)]
-        slow = {name: self._slowness() for name in names}
+        slow = {f"trainer-{n}": self._slowness() for n in range(trainers)}
         self._ticket = Ticket(SESSION, self._controller.endpoint.address, SECRET)
-        self._actors = SimTrainers(
-            self._network, lambda n: self._party(n, slow.get(n, 1.0)), self._ticket, names, compute
-        )
+        self._actors = SimTrainers(self._network, self._party, self._ticket, slow, compute)
         self._clients: list[SimClient] = []  # kept, because the garbage collector would close them at any moment
         self._submitted: list[Task] = []
         acts: dict[str, Callable[[random.Random], None]]

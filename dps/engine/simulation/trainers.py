@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from dps.engine.client.row_cache import CacheShelf
@@ -61,16 +61,22 @@ class SimJob(Generic[T]):
 
 
 class SimTrainers:
-    """The trainers `names` of one simulation. `party` makes a party; `compute` as in `Simulation`."""
+    """The trainers of one simulation, and how slow the parties of each are. `party` makes a party; `compute` as in
+    `Simulation`."""
 
     def __init__(
-        self, network: Network, party: Callable[[str], Party], ticket: Ticket, names: list[str], compute: float
+        self,
+        network: Network,
+        party: Callable[[str, float], Party],
+        ticket: Ticket,
+        slow: Mapping[str, float],
+        compute: float,
     ):
-        self._network = network
+        self._network, self._slow = network, slow
         self._party = party
         self._ticket = ticket
         self._compute = compute
-        self.names = names
+        self.names = list(slow)
         self.job: SimJob | None = None  # the current one
         self._parties: dict[str, Party] = {}  # name -> its last party
         self._trainers: list[SimTrainer] = []  # kept, because the garbage collector would close them at any moment
@@ -108,7 +114,8 @@ class SimTrainers:
     def _begin(self, job: SimJob, number: int, attempt: int) -> None:
         """Start one attempt at a trainer, as a task of a new party."""
         if self.job is job:
-            party = self._parties[self.names[number]] = self._party(self.names[number])
+            name = self.names[number]
+            party = self._parties[name] = self._party(name, self._slow[name])
             party.spawn(self._train, party, job, number, attempt)
 
     def _begin_again(self, job: SimJob, number: int, delay: float) -> None:
@@ -123,7 +130,9 @@ class SimTrainers:
         shelf, machine = job.caches[number], number // (job.threads * job.processes)
 
         def party() -> Party:
-            return job.parties.setdefault(shelf, self._party(f"process-{number}"))
+            if shelf not in job.parties:
+                job.parties[shelf] = self._party(f"process-{number}", 1.0)
+            return job.parties[shelf]
 
         return SimProcess(
             None if job.processes == 1 else f"machine-{machine}", party if job.threads > 1 else lambda: host
