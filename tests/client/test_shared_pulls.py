@@ -22,6 +22,7 @@ from dps.engine.core.requests.ring import SLOT_BYTES
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import channel, connection, plain_answers, shared_memory
 from dps.engine.wire.channel import Channel
+from dps.engine.wire.loans import Loans
 from dps.errors import ProtocolError
 
 if not hasattr(os, "memfd_create"):
@@ -39,8 +40,9 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing goes through the socket because the machine is busy."""
+    """Nothing goes through the socket because the machine is busy, or to memory that the client has lent."""
     monkeypatch.setattr(plain_answers, "patience", lambda nbytes: FOREVER)
+    monkeypatch.setattr(Loans, "offered", staticmethod(lambda mark: None))
 
 
 @pytest.fixture
@@ -328,9 +330,11 @@ import dps
 from dps.engine.client import plain
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import plain_answers
+from dps.engine.wire.loans import Loans
 from servers import Servers
 
 plain_answers.patience = lambda nbytes: {patience}
+Loans.offered = staticmethod(lambda mark: None)
 with Servers(1) as servers:
     servers.table(TableSpec("a", rows=600_001, dim=3, shards=1, init=dps.Uniform(-1.0, 1.0)))
     with servers.client() as client:

@@ -22,6 +22,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Handler
 from dps.engine.wire.frames import HEADER_SIZE, Header, byte_views, decode_header, encode_header
 from dps.engine.wire.handshake import MAX_HELLO_BYTES, ConnectingHandshake, ListeningHandshake
+from dps.engine.wire.loans import Loans
 from dps.engine.wire.plain_answers import ROOM_BYTES, PlainStep
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 from dps.engine.wire.rights import SERVER, role_of
@@ -109,6 +110,7 @@ class SimConnection(ListeningEnd):
         self.party: object = None  # for the role's own use
         self.key_lists = KeyLists()
         self.ring: Ring | None = None
+        self.loans: Loans | None = None
         self.peer = "?"
         self._handshake = ListeningHandshake(endpoint.secrets)
         self.transport = Transport(self)

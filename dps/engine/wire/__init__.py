@@ -15,6 +15,7 @@ channel             the connecting side: blocking, in the caller's thread
 link                a connection that an endpoint opens to another endpoint
 pool                idle channels, kept for the next client of a process
 shared_memory       memory of a client and a server of one machine, for large answers
+loans               memory of a client's caller, for those of a server in the same process
 sockets             Unix sockets, TCP with keepalive, TLS
 memory              buffers for large bodies, and the bound on their sum
 departures          bytes leave at once, or together at the end of a turn of the loop

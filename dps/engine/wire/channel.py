@@ -25,6 +25,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
 from dps.engine.wire.frames import HEADER_SIZE, Header, byte_views, encode_header
 from dps.engine.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
+from dps.engine.wire.loans import Loans
 from dps.engine.wire.shared_memory import offered
 from dps.engine.wire.sockets import SLICE_SECONDS, Plain, Tls, connected, connected_locally, hasten, keep_alive
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
@@ -341,6 +342,8 @@ class Channel:
             if header.kind == frames.ERROR:
                 raise frames.decode_error(body)  # the peer is about to close
             raise ProtocolError(f"{self.what} answered request {header.request}, which was never made")
+        if self.stream.loans is not None and not header.flags & frames.SHARED:
+            self.stream.loans.ended(header.request)
         if header.kind == frames.ERROR:
             request.error = frames.decode_error(body)
         elif header.flags & frames.SHARED and not self._take_piece(header, request):
@@ -360,7 +363,13 @@ class Channel:
 
     def _take_piece(self, header: Header, request: Request) -> bool:
         """Take a piece of an answer from the memory that the peer shares; whether it was the last one."""
-        ring, whole = self.stream.ring, frames.padded(request.size)
+        ring, loans, whole = self.stream.ring, self.stream.loans, frames.padded(request.size)
+        if loans is not None and request.sink is not None and loans.ended(header.request):
+            if header.start != whole:
+                raise ProtocolError(f"{self.what} answered {header.start} bytes in memory lent for {whole}")
+            request.sink.advance(request.size)
+            self.traffic.received += whole
+            return True
         if ring is None or request.sink is None or header.body or not 0 < header.start <= min(whole, SLOT_BYTES):
             raise ProtocolError(
                 f"{self.what} answered {header.start} bytes in shared memory, where {whole} were to come"
@@ -391,6 +400,7 @@ class Channel:
         offer = offered()
         if offer is not None:
             self.stream.ring, number = offer
+            self.stream.loans = Loans(self.stream.ring.mark)
             with contextlib.suppress(DPSError):  # the connection is closed, and those that use it find that out
                 self.ask(Header(frames.SHARE, number=number, clock=self.stream.ring.mark))
 
@@ -457,6 +467,8 @@ class Channel:
             return
         self.stream.touched = self.stream.ended = True
         self.stream.ring = None
+        if self.stream.loans is not None:
+            self.stream.loans.close()
         if self.stream.calls:
             self.stream.close_after(socket_.close)
             socket_.end()

@@ -44,6 +44,7 @@ from dps.engine.wire.departures import Coalescer, DirectWriter, Turn
 from dps.engine.wire.frame_reader import FrameReader
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.engine.wire.handshake import MAX_HELLO_BYTES, ListeningHandshake
+from dps.engine.wire.loans import Loans
 from dps.engine.wire.log_limit import LogLimit
 from dps.engine.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, GrowingBody, Incoming
 from dps.engine.wire.plain_answers import PlainAnswers, PlainStep
@@ -111,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self.party: object = None  # for the role's own use: the trainer or server behind the connection
         self.key_lists = KeyLists()
         self.ring: Ring | None = None  # memory that the peer shares
+        self.loans: Loans | None = None  # memory that a peer in this process lends
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
         self._direct: DirectWriter
@@ -244,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._turn is not None:
             self._turn.forget(self)
         self._incoming = self._outgoing = Buffer(0)
-        self.key_lists, self.ring = KeyLists(), None
+        self.key_lists, self.ring, self.loans = KeyLists(), None, None
         # No frame is handled any more, so their memory goes now, and not when Python next looks for cycles.
         self._reader = FrameReader(0, inbox_bytes=0)
         self._plain = None
@@ -496,7 +498,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take up the memory that the peer offers; where that cannot be, its answers come through the socket."""
         sock = self.transport.get_extra_info("socket")
         if sum(each.ring is not None for each in self.endpoint.connections) < MOST_RINGS and is_local(sock):
-            self.ring = opened(sock, header.number, header.clock)
+            self.ring, self.loans = opened(sock, header.number, header.clock), Loans.offered(header.clock)
         self.acknowledge(Header(frames.OK, request=header.request))
 
     def acknowledge(self, header: Header) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from dps.engine.core.requests.key_lists import KeyLists
 from dps.engine.core.requests.ring import Ring
 from dps.engine.wire.frames import Header
+from dps.engine.wire.loans import Loans
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -47,6 +48,7 @@ class RoleConnection(Protocol):
     party: object  # for the role's own use: the trainer or server behind the connection
     key_lists: KeyLists  # the lists of keys that the peer's requests name by numbers
     ring: Ring | None  # memory that the peer shares, for the bodies of large answers
+    loans: Loans | None  # memory that a peer in this process lends for them
 
     @property
     def session(self) -> str | None:

@@ -20,6 +20,7 @@ cdef class Stream:
     cdef readonly int calls  # that use the socket now
     cdef public bint touched, ended, local
     cdef public Ring ring  # memory that the peer may use for large answers; None: it has none
+    cdef public object loans  # of memory to a peer in this process; None: it is in another one
     cdef readonly KeyLists lists
     cdef public object on_large
     cdef object _close  # to be called when no call uses the socket
@@ -50,7 +51,9 @@ cdef class Exchange:
     cdef char *_memory(self, int64_t nbytes) except NULL
     cdef bint _prepare(self, list asked, origin) except -1
     cdef int _run(self) except -1
+    cdef int _lend(self, Call call, Leg *leg, Stream stream) except -1
     cdef bint _owes_rows(self, Stream stream) except -1
+    cdef bint _is_there(self, Leg *leg, dps_header *head, int64_t body, Stream stream) except -1
     cdef int _round(self, Call call, Wires wires) except -1
     cdef int _answers(self, Call call, Wires wires) except -1
     cdef bint _is_left(self, int run) except -1

@@ -32,6 +32,7 @@ class Stream:
     ended: bool
     local: bool
     ring: Ring | None
+    loans: Any
     lists: KeyLists
     on_large: Callable[[], None] | None
     def __init__(self, fd: int) -> None: ...

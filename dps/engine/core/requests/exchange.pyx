@@ -10,7 +10,9 @@ Calls to several tables are made in the same step: all of them are prepared befo
 is kept for the next ones. A session's calls take turns under its lock, so one exchange is enough.
 """
 
+from cpython.buffer cimport PyBUF_WRITE
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
@@ -80,6 +82,8 @@ cdef class Stream:
         The peer is a process of this machine, to which no memory was offered yet.
     ring : Ring or None
         Memory that was offered to the peer, for its large answers.
+    loans : Loans or None
+        Loans of the callers' memory, which a peer in this process takes: see `wire/loans.py`.
     """
 
     def __cinit__(self, int fd):
@@ -89,7 +93,7 @@ cdef class Stream:
         self.touched = True
         self.ended = self.local = False
         self.lists = KeyLists()
-        self._close = self.on_large = None
+        self._close = self.on_large = self.loans = None
 
     def take(self) -> int:
         """A number for a request: 1 to 2**32 - 1, then 1 again."""
@@ -327,12 +331,24 @@ cdef class Exchange:
             leg[n].number = stream.take()
             call.name(&leg[n], stream.lists)
             leg[n].shared = stream.ring is not None and not call.terms.pushes and call.body_of(&leg[n]) >= LEAST_SHARED
+            if leg[n].shared and stream.loans is not None and stream.loans.joined:
+                self._lend(call, &leg[n], stream)
             self.current = leg[n].run
             leg[n].state = SENT
             self._write(call, &leg[n], stream.fd, wires)
             self.current = -1
             written += 1
         return written
+
+    cdef int _lend(self, Call call, Leg *leg, Stream stream) except -1:
+        """Lend the peer the memory in which the rows of a leg are to be, where that is one piece and takes them as they
+        travel."""
+        cdef int64_t row = call.answer_row(leg), nbytes = (leg.b - leg.a) * row
+        if call.order == NULL and leg.pulled == AS_IS and not nbytes & 7:
+            stream.loans.lend(
+                leg.number, PyMemoryView_FromMemory(call.room + leg.a * row, nbytes, PyBUF_WRITE), call
+            )
+        return 0
 
     cdef bint _owes_rows(self, Stream stream) except -1:
         """Whether the answer to a request that was written to a stream is not read yet, and has rows."""
@@ -448,7 +464,9 @@ cdef class Exchange:
             self._count(traffic)
             self.open.append((self.at, leg.run, inbox[:got]))
             return 0
-        if call.room == NULL:
+        if leg.shared and self._is_there(leg, head, body, wires.streams[leg.run]):
+            pass
+        elif call.room == NULL:
             pass
         elif whole == HEADER + body:
             call.put(inbox + HEADER, leg.a, leg.b - leg.a, leg.pulled)
@@ -461,6 +479,14 @@ cdef class Exchange:
         traffic.answers += 1
         traffic.received += HEADER + body
         return 0
+
+    cdef bint _is_there(self, Leg *leg, dps_header *head, int64_t body, Stream stream) except -1:
+        """Whether the peer has put the rows of an answer in the memory that was lent to it."""
+        if stream.loans is None or not stream.loans.ended(leg.number):
+            return False
+        if not head.flags & SHARED or <int64_t> head.start != body:
+            raise ProtocolError(f"an answer of {head.start} bytes in memory that was lent for {body} bytes")
+        return True
 
     cdef bint _acknowledges(self, dps_header *head, Stream stream) except -1:
         """Whether this is the answer to another leg that was written to a stream; some pushes wait for backups."""

@@ -65,7 +65,10 @@ cdef class Gathering:
         source.rows, source.count = <const char *> cnp.PyArray_DATA(shard.rows), shard.rows.shape[0]
         source.stride, source.bytes = shard.rows.shape[1] * cnp.PyArray_ITEMSIZE(shard.rows), table.row_bytes
         if part.keys == NULL:
-            if source.stride == source.bytes:
+            if source.stride == source.bytes and count * table.dim >= LARGE:
+                with nogil:
+                    memcpy(out, source.rows + source.stride * (part.start - shard.low), source.bytes * count)
+            elif source.stride == source.bytes:
                 memcpy(out, source.rows + source.stride * (part.start - shard.low), source.bytes * count)
             else:
                 dps_gather_range(&source, part.start - shard.low, count, out)
