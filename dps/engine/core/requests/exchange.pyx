@@ -345,9 +345,7 @@ cdef class Exchange:
         travel."""
         cdef int64_t row = call.answer_row(leg), nbytes = (leg.b - leg.a) * row
         if call.order == NULL and leg.pulled == AS_IS and not nbytes & 7:
-            stream.loans.lend(
-                leg.number, PyMemoryView_FromMemory(call.room + leg.a * row, nbytes, PyBUF_WRITE), call
-            )
+            stream.loans.lend(leg.number, PyMemoryView_FromMemory(call.room + leg.a * row, nbytes, PyBUF_WRITE), call)
         return 0
 
     cdef bint _owes_rows(self, Stream stream) except -1:
@@ -464,9 +462,7 @@ cdef class Exchange:
             self._count(traffic)
             self.open.append((self.at, leg.run, inbox[:got]))
             return 0
-        if leg.shared and self._is_there(leg, head, body, wires.streams[leg.run]):
-            pass
-        elif call.room == NULL:
+        if call.room == NULL or (leg.shared and self._is_there(leg, head, body, wires.streams[leg.run])):
             pass
         elif whole == HEADER + body:
             call.put(inbox + HEADER, leg.a, leg.b - leg.a, leg.pulled)
@@ -482,11 +478,10 @@ cdef class Exchange:
 
     cdef bint _is_there(self, Leg *leg, dps_header *head, int64_t body, Stream stream) except -1:
         """Whether the peer has put the rows of an answer in the memory that was lent to it."""
-        if stream.loans is None or not stream.loans.ended(leg.number):
-            return False
-        if not head.flags & SHARED or <int64_t> head.start != body:
+        cdef bint there = stream.loans is not None and stream.loans.ended(leg.number)
+        if there and (not head.flags & SHARED or <int64_t> head.start != body):
             raise ProtocolError(f"an answer of {head.start} bytes in memory that was lent for {body} bytes")
-        return True
+        return there
 
     cdef bint _acknowledges(self, dps_header *head, Stream stream) except -1:
         """Whether this is the answer to another leg that was written to a stream; some pushes wait for backups."""
