@@ -14,6 +14,8 @@ of the cable. There is no way to make it long, too: this kernel cannot delay pac
   round in the same run; through the cable, and with the server on this side, where a Unix socket joins both ends.
 * *models*: fits of a factorization machine, of factors of ratings and of words (the data is that of `wire_losses.py`),
   with `wire="auto"` and with rows as they are.
+* *sums*: clocks of two trainers, each in a process of its own, that push all rows of a dense model, with sums of the
+  machine, without, and where it is measured whether to sum.
 * *click model*: examples a second in the second epoch (2^24 features, two trainers), with rows as they are and as
   halves, with the cable and with nothing in the way of the packets.
 
@@ -48,6 +50,12 @@ from dps.engine.state.wire_format import wire_of
 GIGABITS = (1.0,)
 ROWS = 10_000  # of a pull or push
 ROUNDS, TURN_CALLS, MODEL_ROUNDS = 5, 20, 3
+SUM_ROWS, SUM_CLOCKS = 1 << 14, 600
+SUMS = {  # how pushes of a machine travel: a name, and the table's wire
+    "push by push": None,
+    "sums": dps.Wire(merge=True),
+    "measured": dps.Wire(merge=True, measured=True),
+}
 PORT = 9876
 CLICKS, FEATURES, EPOCHS, TEST_ROWS = 200_000, 1 << 24, 3, 20_000
 # How rows travel: a name, and the table's wire.
@@ -212,6 +220,32 @@ def measure_auto(report: Report, ps: dps.ParameterServer, where: str, quick: boo
             ps.drop_table(name)
 
 
+def push_all_rows(trainer: dps.Trainer, parts: object, clocks: int) -> float:
+    """The median seconds of a clock in the second half, before which it is chosen whether to sum."""
+    values, ends = np.ones((SUM_ROWS, 16), np.float32), []
+    for _ in trainer.iterate(range(clocks)):
+        trainer.push("rows", None, values)
+        ends.append(time.perf_counter())
+    return statistics.median(np.diff(ends[clocks // 2 :]))
+
+
+def measure_sums(report: Report, ps: dps.ParameterServer, where: str, quick: bool) -> None:
+    """Clocks in which all trainers push all rows of a dense table, at staleness 0."""
+    found: dict[str, float] = {}
+    clocks = SUM_CLOCKS // 10 if quick else SUM_CLOCKS
+    for name, wire in SUMS.items():
+        ps.table("rows", rows=SUM_ROWS, dim=16, optimizer=dps.SGD(0.01), wire=wire)
+        found[name] = max(ps.run(push_all_rows, range(TRAINERS), args=(clocks,), staleness=0, progress=False))
+        ps.drop_table("rows")
+        report.add(
+            f"{where}, {TRAINERS} processes, {name}: a clock",
+            1e3 * found[name],
+            "ms",
+            "push by push",
+            1e3 * found["push by push"],
+        )
+
+
 def measure_codecs(report: Report) -> None:
     """Encoding and decoding on one core, against a copy."""
     rows = np.random.default_rng(0).standard_normal((1 << 20, 16)).astype(np.float32)
@@ -343,13 +377,17 @@ def measure(report: Report, args: argparse.Namespace) -> None:
             there, back = rates_of_plain_socket(cable, 1 << 26)
             report.add(f"{gigabits:g} Gb/s: a plain socket, in", there * 8e-9, "Gb/s")
             report.add(f"{gigabits:g} Gb/s: a plain socket, out", back * 8e-9, "Gb/s")
-            if not args.auto:
+            if not (args.auto or args.sums):
                 measure_rate(report, client, ps, cable, gigabits, args.quick)
-            measure_auto(report, ps, f"{gigabits:g} Gb/s", args.quick)
+            if not args.sums:
+                measure_auto(report, ps, f"{gigabits:g} Gb/s", args.quick)
+            measure_sums(report, ps, f"{gigabits:g} Gb/s", args.quick)
     with machines(1) as (cluster, client):
         start_trainers(cluster, client)
         with dps.ParameterServer(client, servers=1) as ps:
-            measure_auto(report, ps, "one machine", args.quick)
+            if not args.sums:
+                measure_auto(report, ps, "one machine", args.quick)
+            measure_sums(report, ps, "one machine", args.quick)
 
 
 def measure_rate(
@@ -366,9 +404,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--gigabits", type=float, nargs="+", default=GIGABITS, help="rates of the cable, in Gb/s")
     options.add_argument("--auto", action="store_true", help='only loops with wire="auto" beside each fixed setting')
+    options.add_argument("--sums", action="store_true", help="only clocks in which the pushes of a machine are summed")
     args = options.parse_args(argv)
     with Report("a network", args.json) as report:
-        if not args.auto:
+        if not (args.auto or args.sums):
             measure_codecs(report)
             measure_keys(report)
         why = shaping_problem()

@@ -126,7 +126,7 @@ class MergedPushes:
         Where the change `goes_at_once`, or is no push by the table's own rule, pushes that wait are sent before.
         """
         session, client = self._session, self._client
-        merging = [each for each in changes if each[0].spec.wire.merge]
+        merging = [each for each in changes if self._merges(each[0].spec)]
         if not merging or session.acting is not session.own:
             return None
         if rule != PUSH or goes_at_once or client.replays or client.rehearses or session.own.attempt:
@@ -138,15 +138,20 @@ class MergedPushes:
             if route.spec.aggregate is not None:
                 self._standing.check_aggregate(route.spec)
             prepared = prepared_push(route, session.terms(route), session.own, keys, values, PUSH)
-            rows = flat_rows(route.spec, keys, values) if route.spec.wire.merge else ()
+            rows = flat_rows(route.spec, keys, values) if self._merges(route.spec) else ()
             made.append((route, keys, values, prepared, rows))
         sent = []
         for route, keys, values, prepared, rows in made:  # in this order, by which another attempt takes its numbers
-            if route.spec.wire.merge:
+            if rows:
                 self._keep(route.spec.name, keys, prepared, *rows)
             else:
                 sent += send_changes(session, [(route, keys, values)], [prepared], PUSH, True)
         return sent
+
+    def _merges(self, spec: TableSpec) -> bool:
+        """Whether pushes to a table wait: not where it was measured that sums do not pay."""
+        is_off = self._meetings is not None and self._meetings.choice.is_off
+        return spec.wire.merge and not (spec.wire.measured and is_off and not self.kept.get(spec.name))
 
     def show(self, table: str) -> None:
         """Before a read: send the pushes to a table that wait.
@@ -228,8 +233,9 @@ class MergedPushes:
         if own.number == first:  # it names no rows
             return
         self._join()
-        keys = keys.copy()
-        named = given if given is None or isinstance(given, slice) else keys
+        is_range = given is None or isinstance(given, slice)
+        keys = keys if is_range else keys.copy()  # the caller may change its own later
+        named = given if is_range else keys
         kept = self.kept.setdefault(table, [])
         kept.append(KeptPush(named, keys, values.copy(), first, own.number))
         if sum(each.keys.nbytes + each.values.nbytes for each in kept) > self._nbytes:
@@ -268,7 +274,9 @@ class MergedPushes:
             session.meter.begin(session.now())
             try:
                 sums = dict(self._sums(joined, self._is_summed(meetings.choice, joined)))
-                beyond = self._together(meetings.machine, joined, sums, changes)
+                # A process that has chosen not to sum brings nothing, so no other one waits for it.
+                is_off = not sums and meetings.choice.is_off
+                beyond = None if is_off else self._together(meetings.machine, joined, sums, changes)
                 if beyond is None:
                     several = {table: each for table, each in sums.items() if _pushes(joined, table) > 1}
                     self._begin_changes(several, changes)
@@ -376,8 +384,8 @@ class MergedPushes:
         for server, first, end in route.runs:
             for low, high in _pieces(starts[first : end + 1], min(most, MOST_PUSHED_KEYS)):
                 a, b = int(starts[first + low]), int(starts[first + high])
-                values = rows[a:b].tobytes()
-                body: Buffers = values, bytes(-len(values) & 7), stamps.tobytes()
+                values = np.ascontiguousarray(rows[a:b])
+                body: Buffers = values, bytes(-values.nbytes & 7), stamps.tobytes()
                 is_range = not spec.keyed and int(named[b - 1] - named[a]) == b - 1 - a  # they ascend
                 if not is_range:
                     counts = np.diff(starts[first + low : first + high + 1]).astype(np.int64)
@@ -396,7 +404,7 @@ class MergedPushes:
                     count=b - a,
                     parties=session.own.parties,
                     attempt=attempt,
-                    body=sum(map(len, body)),
+                    body=sum(memoryview(each).nbytes for each in body),
                 )
                 yield SumFrame(server if b - a <= room else -1, header, body)
 

@@ -12,7 +12,7 @@ from dps.engine.client.wire_choice import WireChoice, WireTurn, cost
 __all__ = ["SumChoice"]
 
 TURN_CLOCKS = 4  # A turn is so long, because other trainers and the system make single clocks longer or shorter.
-SUMMED = 0  # The first of the two ways is taken where both are as fast, because it sends fewer bytes.
+SUMMED, ALONE = 0, 1  # The first of the two ways is taken where both are as fast, because it sends fewer bytes.
 LABELS = ("as sums of a process", "push by push")
 
 
@@ -51,6 +51,11 @@ class SumChoice:
             if not choice.trying and choice.chosen is not None:
                 self.chosen = LABELS[choice.chosen]
         return choice.current == SUMMED
+
+    @property
+    def is_off(self) -> bool:
+        """Whether pushes travel one by one, and no turn tries otherwise."""
+        return self.chosen == LABELS[ALONE] and not self._choice.trying
 
     def found(self) -> dict[str, str]:
         """What the clocks of each way have taken."""
