@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ class Processes:
 
     def __init__(self, count, run=1):
         self.ends = [MachineMeeting(TICKET, run) for _ in range(count)]
-        self.sent = []
+        self.sent, self.begun = [], []  # sums; processes whose sums have left them
         for end in self.ends:
             end.enter(self)
 
@@ -44,7 +45,8 @@ class Processes:
         return dict.fromkeys(sums, ACKNOWLEDGED)
 
     def bring(self, number, clock, sums, send=None, check=lambda: None):
-        return self.ends[number].bring(clock, sums, send or self.send, check, ProcessEnvironment())
+        begin = functools.partial(self.begun.append, number)
+        return self.ends[number].bring(clock, sums, begin, send or self.send, check, ProcessEnvironment())
 
     def together(self, clock, *parts):
         """What each of the processes is told, all of which bring their sums at once."""
@@ -66,6 +68,7 @@ def three(monkeypatch):
         for number in range(3):  # the first one is the aggregator, and learns of the others
             assert processes.bring(number, 0, {"w": summed(number, [1])}) is None
         assert not processes.sent
+        assert processes.begun == [1, 2], "the sums of the first one have not left it"
         yield processes
     finally:
         processes.close()

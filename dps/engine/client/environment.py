@@ -75,8 +75,6 @@ class Environment(Protocol):
 class LocalEndpoint(Protocol):
     """What listens for processes of this machine: see :class:`dps.engine.wire.endpoint.Endpoint`."""
 
-    frame_limit: int  # bytes of a body
-
     def later(self, seconds: float, function: Callable[..., object], *args: object) -> object: ...
 
     def submit(self, function: Callable[..., T], *args: object) -> object: ...

@@ -46,7 +46,7 @@ EXPIRY_SECONDS = 4 * STRAGGLER_SECONDS
 # The others wait so long for an answer: until their sum expires, or servers have answered the aggregator, which gives
 # up after 5 s.
 ANSWER_SECONDS = EXPIRY_SECONDS + 6.0
-# After a failure a process sends its own sums for so long, because a process that hangs would cost each clock a wait.
+# A process that had no answer sends its own sums for so long, because one that hangs would cost each clock a wait.
 REST_SECONDS = 60.0
 CHECK_SECONDS = 0.25  # between two looks at whether a trainer that waits was told to stop
 SendSums = Callable[[Sums], dict[str, PushOutcome]]
@@ -96,12 +96,19 @@ class MachineMeeting:
                 self._busy.release()
 
     def bring(
-        self, clock: int, sums: Sums, send: SendSums, check: Callable[[], None], environment: Environment
+        self,
+        clock: int,
+        sums: Sums,
+        begin: Callable[[], None],
+        send: SendSums,
+        check: Callable[[], None],
+        environment: Environment,
     ) -> dict[str, PushOutcome] | None:
         """Put the sums of the process together with those of the others; what has become of them, by table.
 
-        None: nothing was sent, and nothing will be. `send` sends the sums of all, where this process is the aggregator.
-        `check` is called now and then in a wait, and may raise; the `environment` is that of the trainer.
+        None: nothing was sent, and nothing will be. `begin` is called before the sums leave the process; `send` sends
+        those of all, where this process is the aggregator. `check` is called now and then in a wait, and may raise. The
+        `environment` is that of the trainer.
         """
         if not self._busy.acquire(blocking=False):  # an earlier clock's sums are still on their way
             return None
@@ -109,8 +116,8 @@ class MachineMeeting:
             self._check = check
             self._find(environment)
             if self._endpoint is not None:
-                return self._aggregate(self._endpoint, clock, sums, send, environment)
-            return None if self._channel is None else self._ask(self._channel, clock, sums, environment)
+                return self._aggregate(self._endpoint, clock, sums, begin, send, environment)
+            return None if self._channel is None else self._ask(self._channel, clock, sums, begin, environment)
         finally:
             self._busy.release()
             if not self._users:
@@ -148,18 +155,23 @@ class MachineMeeting:
 
     # -- a process that sends its sums to the aggregator
 
-    def _ask(self, channel: Channel, clock: int, sums: Sums, environment: Environment) -> dict[str, PushOutcome] | None:
+    def _ask(
+        self, channel: Channel, clock: int, sums: Sums, begin: Callable[[], None], environment: Environment
+    ) -> dict[str, PushOutcome] | None:
         text_bytes, pieces = pack_sums(sums)
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
         if nbytes > self._nbytes:
             return None
+        begin()
         try:
             request = channel.send(Header(frames.SUM, clock=clock, count=text_bytes, body=nbytes), pieces)
             request.result(environment.now() + ANSWER_SECONDS)
             taken = decode_json(request.body)
-        except FAILURES:
+        except FAILURES as error:
             channel.close()
-            self._channel, self._again = None, environment.now() + REST_SECONDS
+            self._channel = None
+            if not isinstance(error, ServerGoneError):
+                self._again = environment.now() + REST_SECONDS
             return dict.fromkeys(sums, PushOutcome.DOUBTFUL)
         except BaseException:
             channel.close()
@@ -172,7 +184,13 @@ class MachineMeeting:
     # -- the aggregator: the trainer that brings the sums of its process
 
     def _aggregate(
-        self, endpoint: LocalEndpoint, clock: int, sums: Sums, send: SendSums, environment: Environment
+        self,
+        endpoint: LocalEndpoint,
+        clock: int,
+        sums: Sums,
+        begin: Callable[[], None],
+        send: SendSums,
+        environment: Environment,
     ) -> dict[str, PushOutcome] | None:
         meeting = self._meeting
         joined, began = meeting.bring(self, clock, sums), environment.now()
@@ -187,6 +205,7 @@ class MachineMeeting:
         outcomes = None
         try:
             if len(joined.brought) > 1:
+                begin()
                 outcomes = send(joined_sums(joined.brought.values()))
         finally:
             taken = None if outcomes is None else [t for t, o in outcomes.items() if o is PushOutcome.ACKNOWLEDGED]

@@ -328,9 +328,9 @@ class MergedPushes:
         session = self._session
         if joined.late or self._standing.staleness or len(joined.brought) >= session.own.parties:
             return None
-        self._begin_changes(sums, changes)
+        begin = functools.partial(self._begin_changes, sums, changes)
         send = functools.partial(self._send, joined.clock)
-        return machine.bring(joined.clock, sums, send, session.check, session.environment)
+        return machine.bring(joined.clock, sums, begin, send, session.check, session.environment)
 
     def _begin_changes(self, sums: Sums, changes: dict[str, OpenChange]) -> None:
         """The rows of this process are about to change. Those of others do so as by pushes of trainers elsewhere."""

@@ -56,7 +56,7 @@ class Loans:
         self.joined = self._closed = False
         self._open: dict[int, tuple[np.ndarray, object]] = {}
         self._written: set[int] = set()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # because the garbage collector may close a channel in any thread
         _OFFERED[mark] = self
 
     @staticmethod
