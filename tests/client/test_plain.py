@@ -35,6 +35,7 @@ from dps.engine.state.partition import group
 from dps.engine.telemetry import trainer_meter
 from dps.engine.wire import channel, departures, frames
 from dps.engine.wire.frames import Header, decode_header, encode_header
+from dps.engine.wire.loans import Loans
 from dps.errors import (
     ClosedError,
     DPSError,
@@ -712,6 +713,7 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: st
         return done
 
     with servers.client() as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loans, "offered", staticmethod(lambda mark: None))  # else it sends no rows
         client.pull("a", [0])
         client.session.patience = 0.6
         if verb == "push":
