@@ -29,6 +29,11 @@ def test_a_schedule_that_has_shown_an_error():
     check_ahead(3105)
 
 
+def test_a_schedule_in_which_rows_were_stepped_twice():
+    """A trainer goes on beside another attempt at it, in the same process, and pushes what that one has pushed."""
+    check_cached(30626)
+
+
 RULE = "may_serve(pull.others_clock, clock, self._bound(pull.wanted))"
 GATE = "functools.partial(may_serve, standing.others_clock, clock + step)"
 WRONG = {
@@ -90,7 +95,9 @@ WRONG_CACHES = {
     ],
     "the cache does not know the staleness of a table": [(Participant, "bound_of", "is None", "is not None")],
     "rows stay after a meeting": [(CachedTables, "forget", "cache.clear()", "pass")],
-    "the repeats of an earlier attempt are added": [(CachedTables, "begin_change", ".own.attempt", ".own.attempt < 0")],
+    "the repeats of an earlier attempt are added": [
+        (CachedTables, "begin_change", "own.id not in cache.replaced", "True")
+    ],
     "trainers in a meeting have come to any clock": [(Run, "lowest_of_others", "*meeting, math.inf", "math.inf")],
     "what an earlier attempt has pushed elsewhere is in the cache": [
         (CachedTables, "_cache", "self._session.own.attempt", "None")

@@ -199,7 +199,9 @@ class CachedTables:
             return cache.change(self, None if keys is None else flat_keys(spec, keys)[0])
         named, rows = flat_rows(spec, keys, values)
         # A trainer that is run again steps no rows, because servers may take its push for a repeat of an earlier one.
-        step = step_of(spec, rule, self._session.own.clock) if not self._session.own.attempt else None
+        # Nor does one that goes on after another attempt has come, because that one may have made the push.
+        own = self._session.own
+        step = step_of(spec, rule, own.clock) if own.id not in cache.replaced else None
         return cache.change(self, named, rows, step, history)
 
     @contextlib.contextmanager
@@ -229,7 +231,7 @@ class CachedTables:
         if cache is None:
             cache = self._caches[spec.name] = self._session.environment.caches.cache(self._run, spec)
             if self._session.own.attempt:  # because the pushes of its first attempt went through another process
-                cache.clear()
+                cache.replace(self._session.own.id)
         return cache
 
 

@@ -159,6 +159,8 @@ class RowCache:
         How many rows there may be.
     comparisons : Comparisons
         Whether rows that are too old are compared.
+    replaced : set of int
+        The origins of trainers of which another attempt has used the cache.
 
     Examples
     --------
@@ -175,7 +177,7 @@ class RowCache:
 
     def __init__(self, spec: TableSpec):
         self._lock = threading.Lock()
-        self._uses = 0
+        self._uses, self.replaced = 0, set[int]()
         self._history: History = (spec.id, 0)
         self._furnish(spec)
         self._pulls: weakref.WeakSet[OpenPull] = weakref.WeakSet()  # weak, because nothing ends a pull that is given up
@@ -377,6 +379,11 @@ class RowCache:
                 if change.trainer is trainer:
                     change.trainer, change.outcome = None, in_doubt
                     self._drop(change)
+
+    def replace(self, origin: int) -> None:
+        """Another attempt at a trainer uses the cache: forget all rows, and step none by pushes of the one before."""
+        self.replaced.add(origin)
+        self.clear()
 
     def clear(self) -> None:
         """Forget all rows, those on their way, too."""
